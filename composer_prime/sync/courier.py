@@ -28,7 +28,6 @@ from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 from composer_prime.sync.uploads import Uploads
-from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +92,6 @@ class Courier:
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
         )
-        self._witness = Witness(store, runtime=runtime, roster=roster, terms=self._terms, tape=tape)
-        for replica in replicas:
-            replica.merger.witness = self._witness
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
         nonce, manifest = f'"nonce":"{run.manifest.nonce}"'.encode(), run.manifest.to_bytes()
@@ -211,7 +207,6 @@ class Courier:
         for task in tasks:
             if task is not None and task.is_alive():
                 task.join(timeout=FINISH_S)
-        self._witness.finish(FINISH_S)
 
     @property
     def closed(self) -> bool:
@@ -248,7 +243,6 @@ class Courier:
             failed = [error for error in map(self._bring, list(self._errands)) if error is not None]
             for fragment in self._served():
                 if self._closer.serve(self._replicas[fragment]):
-                    self._witness.created(fragment, self._replicas[fragment].version)
                     self._archive.note_commit(fragment)
                     self.follow([fragment])
             self._reduce_parts()
@@ -347,7 +341,7 @@ class Courier:
         """Decide what a closed round means for this site's capture of that fragment."""
         errand = self._errands.get(closed.fragment)
         took_part = errand is not None and errand.offered_at == closed.version
-        seen = self._closer.note_closed(closed, took_part)
+        self._closer.note_closed(closed, took_part)
         self.closed_at = self._runtime.now()
         self._tape.write(
             "round",
@@ -357,7 +351,6 @@ class Courier:
             refused=closed.refused,
             fault=closed.fault,
             parts=closed.num_parts,
-            **self._witness.settle(closed.fragment, closed.version, closed.taken, seen),
         )
         entry = closed.taken_of(self._site)
         if entry is not None and (errand is None or errand.payload != entry.payload):

@@ -27,7 +27,6 @@ from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import digests_of, part_fault, part_shares
-from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,6 @@ class Merger:
         self._decoded: dict[Stated, Vector] = {}
         self._merged: dict[str, Vector] = {}
         self._kept: dict[str, tuple[Stated, Vector, Callable[[], object]]] = {}
-        self.witness: Witness | None = None
         """Who tells how the offers stood to what was made of them; None: nobody wants to know."""
 
     # --- payloads ---------------------------------------------------------------------------------------------------
@@ -142,8 +140,6 @@ class Merger:
             self._put_own_again(closing)
         commit = closing.commit
         vectors = dict(zip((entry.site for entry in commit.taken), self._fetch_all(commit.taken), strict=True))
-        if self.witness is not None:
-            self.witness.gathered(commit, vectors)
         return self._aggregate(commit, {entry.site: entry.multiplier for entry in commit.taken}, vectors)
 
     def _put_own_again(self, closing: Closing) -> None:
@@ -322,8 +318,7 @@ class Merger:
         if vectors:
             part = self._merge(part, commit, vectors)
         key = keys.merged(commit.fragment, commit.version, index)
-        if self._store.create(key, self._roster.sign(part).to_bytes()) and self.witness is not None:
-            self.witness.reduced(part, vectors)
+        self._store.create(key, self._roster.sign(part).to_bytes())
 
     def _merge(self, part: Part, commit: Commit, vectors: Mapping[str, Tensor]) -> Part:
         """The part's record with what these movements make; nothing, of all, where that can't be coded."""

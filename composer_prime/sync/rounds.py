@@ -68,16 +68,15 @@ class RoundCloser:
         self._intervals: list[float] = []
         self._closed_at: float | None = None
 
-    def note_closed(self, closed: Round, took_part: bool) -> Mapping[str, Offer]:
-        """A round is over: forget what was seen of it, and learn how long one takes. The sound offers seen, by site."""
-        seen = self._rounds.pop(closed.fragment, None)
+    def note_closed(self, closed: Round, took_part: bool) -> None:
+        """A round is over: forget what was seen of it, and learn how long one takes."""
+        self._rounds.pop(closed.fragment, None)
         now = self._runtime.now()
         if took_part:
             if self._closed_at is not None:
                 self._intervals.append(now - self._closed_at)
                 del self._intervals[:-64]
             self._closed_at = now
-        return {} if seen is None or seen.version != closed.version else seen.offers
 
     def judge_anew(self, fragment: int) -> None:
         """Forget what was seen of its open round: it was judged by another master than the one that is known now."""

@@ -151,8 +151,8 @@ def _vouched_by_log(store: Store, roster: Roster, first: _Stands, final_version:
     found, fragment, version = first, first.commit.fragment, first.commit.version
     if roster.author_fault(first.commit) is not None:
         return None
-    for at in range(version + 1, final_version):
-        following = _commit_at(store, fragment, at)
+    for at in range(version + 1, final_version + 1):
+        following = _commit_at(store, fragment, at) if at < final_version else None
         if following is not None and roster.author_fault(following.commit) is not None:
             following = None
         if following is not None and version in following.commit.voids:

@@ -5,7 +5,7 @@ beat changed in between.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +21,10 @@ from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
-from composer_prime.sync.validity import most_tokens
+from composer_prime.sync.validity import clipped, most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
-from composer_prime.watch.standing import Standing
 from composer_prime.watch.tapes import pieces_of, read_tape
 
 MAX_OF_ONE = 3
@@ -107,10 +106,7 @@ class _Look:
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
-        guests = self._roster.guests()
-        believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
-        words = {site: tape for site, tape in self._tapes.items() if site in believed}
-        self._standing = Standing(self._rounds, words, self._terms, guests)
+        self._clips = self._read_clips()
         self._offered, unread = self._read_offers(runtime)
         self._closed, problems = self._read_close()
         problems += strangers
@@ -252,8 +248,20 @@ class _Look:
             rounds_missed=num_missed,
             bytes_up=sum(up for up, _ in traffic),
             bytes_down=sum(down for _, down in traffic),
-            **self._standing.of(site),
+            rounds_clipped=len(self._clips[site]),
+            least_clip=min(self._clips[site], default=None),
         )
+
+    def _read_clips(self) -> dict[str, list[float]]:
+        """By which factors rounds shortened a site's offers, as their commits tell."""
+        clips: dict[str, list[float]] = defaultdict(list)
+        for rounds in self._rounds:
+            for version in range(rounds.version):
+                if taken := rounds.taken(version):
+                    guests = self._roster.guests(rounds.commits[version].admissions)
+                    for site, factor in clipped(taken, self._terms, guests).items():
+                        clips[site].append(factor)
+        return clips
 
     def _mean(self, tokens) -> int:
         """Over fragments: each step trains every fragment, so that a site's tokens are counted once."""

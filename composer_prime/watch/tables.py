@@ -22,8 +22,8 @@ def draw(status: RunStatus, console: Console) -> None:
         verb = "waits" if site.waits and site.waits.until is None else "waited"
         console.print(f"site {site.site} {verb} {site.waits}", markup=False, highlight=False, soft_wrap=True)
     console.print(fragment_table(status))
-    if any(site.rounds_clipped or site.rounds_against or site.rounds_equivocated for site in status.sites):
-        console.print(standing_table(status))
+    if any(site.rounds_clipped for site in status.sites):
+        console.print(clip_table(status))
     for why, count in status.refused.items():
         console.print(f"refused {count}: {why}", markup=False, highlight=False)
     for problem in status.problems:
@@ -104,18 +104,14 @@ def fragment_table(status: RunStatus) -> Table:
     return table
 
 
-def standing_table(status: RunStatus) -> Table:
-    """One row a site whose offers were taken and bounded, or of which there is more to say."""
+def clip_table(status: RunStatus) -> Table:
+    """One row a site whose offers were taken and clipped."""
     table = Table(title="offers that were taken, and", title_justify="left")
     table.add_column("site")
-    for column in ("clipped", "at most to", "against the round", "put over by another"):
+    for column in ("clipped", "at most to"):
         table.add_column(column, justify="right")
-    for site in _shown(
-        [each for each in status.sites if each.rounds_clipped or each.rounds_against or each.rounds_equivocated]
-    ):
-        least = "-" if site.least_clip is None else f"{site.least_clip:.2g}"
-        counts = (site.rounds_clipped, least, site.rounds_against, site.rounds_equivocated)
-        table.add_row(site.site, *map(str, counts))
+    for site in _shown([each for each in status.sites if each.rounds_clipped]):
+        table.add_row(site.site, str(site.rounds_clipped), f"{site.least_clip:.2g}")
     return table
 
 

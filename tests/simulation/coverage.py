@@ -65,7 +65,7 @@ def _known() -> frozenset[str]:
         "refused": (*REFUSALS.values(), "unsound record"),
         "request": ("answer lost", "cut", "lost", "payload unreadable", "repeated"),
         "return": (*returns, *(f"{what}, others merged" for what in behind)),
-        "site": ("carried", "close", "merged", "offer", "part", "whole"),
+        "site": ("carried", "close", "merged", "offer", "whole"),
     }
     named = {f"{group}: {what}" for group, names in groups.items() for what in names}
     return frozenset(named | set(WATCHED.values()) | {"join failed, tried again"})

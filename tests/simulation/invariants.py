@@ -323,8 +323,6 @@ class Invariants:
             if fields["fault"]:
                 self.violate(f"{process.site.name} finds a commit faulty: {fields}")
             return
-        if event == "equivocated":
-            self.violate(f"{process.site.name} says that an honest site signed two offers: {fields}")
         book = process.books[fields["fragment"]] if "fragment" in fields else None
         if event == "carried" and book is not None:
             book.missed += self._moved_on(process, fields["fragment"], fields["version"] + 1)

@@ -25,20 +25,20 @@ def change_close(store: Store, **fields: object) -> None:
 def test_a_manifest_whose_fingerprint_is_not_its_parameters_is_found(closed: Store) -> None:
     manifest = read_record(closed, Manifest, keys.manifest())
     closed.put(keys.manifest(), manifest.model_copy(update={"fingerprint": "f" * 64}).to_bytes())
-    assert_found(closed, f"manifest.json of a states the fingerprint {'f' * 16}, its parameters make ")
+    assert_found(closed, f"manifest.json states the fingerprint {'f' * 16}, its parameters make ")
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"voids": ((2,), ())}, "fragment 0 version 4: close.json of a says that rounds (2,) were void, those were ()"),
-        ({"versions": (4,)}, "close.json of a doesn't say of every fragment how it ended"),
-        ({"masters": ()}, "close.json of a doesn't say of every fragment how it ended"),
+        ({"voids": ((2,), ())}, "close.json names other void rounds of fragment 0 than the log"),
+        ({"versions": (4,)}, "close.json doesn't say of every fragment how it ended"),
+        ({"masters": ()}, "close.json doesn't say of every fragment how it ended"),
         (
             {"versions": (4,), "masters": ("1" * 64,), "voids": ((),)},
-            "close.json of a isn't a record of 2 fragments",
+            "close.json isn't a record of 2 fragments",
         ),
-        ({"versions": (4, 9)}, "close.json of a doesn't end every fragment at version 4"),
+        ({"versions": (4, 9)}, "close.json doesn't end every fragment at version 4"),
     ],
     ids=["voids", "fewer versions", "no masters", "one fragment", "a version nobody has"],
 )
@@ -54,7 +54,7 @@ def test_a_close_record_that_no_admitted_site_signed_is_found(request: pytest.Fi
     record = read_record(store, Close, keys.close())
     message = record.message(sha256_hex(store.get(keys.manifest())))
     change_close(store, signature=None if signer == "nobody" else SigningKey.generate().sign(message))
-    assert_found(store, f"close.json of {record.closed_by} ", "sign")
+    assert_found(store, "close.json ", "sign")
 
 
 def test_a_run_whose_close_record_is_gone_verifies_and_is_not_called_closed(closed: Store) -> None:

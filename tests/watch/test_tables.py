@@ -28,8 +28,6 @@ SITE = SiteStatus(
     bytes_down=44,
     rounds_clipped=51,
     least_clip=0.125,
-    rounds_against=52,
-    rounds_equivocated=53,
 )
 FRAGMENT = FragmentStatus(
     fragment=0, parameters=70_001, version=71, void=72, faulty=73, participation=0.74, open_offers=75, snapshots=(76,)
@@ -122,8 +120,6 @@ def test_what_was_bounded_stands_below_its_name():
         "site": "a",
         "clipped": "51",
         "at most to": "0.12",
-        "against the round": "52",
-        "put over by another": "53",
     }
 
 

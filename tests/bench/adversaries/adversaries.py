@@ -112,20 +112,19 @@ def _crowds(honest_offers: int, honest: int, hostile: int) -> dict[str, Audit]:
 
 
 def draw(found: Audit, title: str) -> Table:
-    """A line a kind: what was made, what became of it, what tapes name, and the reason that is given most often."""
-    honest = f"{found.honest_taken:,} taken ({found.honest_against} against their round)"
+    """A line a kind: what was made, what became of it, and the reason that is given most often."""
     summary = (
         f"{title}: {found.rounds} rounds, {found.cut} of them in parts; {found.honest_offers:,} honest offers, "
-        f"{honest}, {len(found.honest_refused)} refused"
+        f"{found.honest_taken:,} taken, {len(found.honest_refused)} refused"
     )
     table = Table(title=summary, title_justify="left")
     table.add_column("kind")
-    for column in ("made", "refused", "bounded", "without effect", "named"):
+    for column in ("made", "refused", "bounded", "without effect"):
         table.add_column(column, justify="right")
     table.add_column("reason given most often", overflow="fold")
     for kind, tally in found.kinds.items():
         why = next((why for why, _ in tally.whys.most_common(1)), "")
-        table.add_row(kind, *map(str, (tally.made, tally.refused, tally.bounded, tally.unseen, tally.named)), why)
+        table.add_row(kind, *map(str, (tally.made, tally.refused, tally.bounded, tally.unseen)), why)
     return table
 
 

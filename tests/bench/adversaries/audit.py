@@ -1,5 +1,6 @@
 """What became of every hostile and every honest offer of a run, read from its bucket by someone who took no part."""
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import part_shares
 from tests.bench.adversaries.kinds import KINDS
 from tests.bench.adversaries.site import Deed
-from tests.bench.adversaries.tapes import Named, Place, read_names
 
 CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")
 ROUNDING = 1 + 1e-4
@@ -28,14 +28,12 @@ class Tally:
     refused    by the commit that closed their round, or by every part of it; the record says why (`whys`)
     bounded    taken, with no more weight than the run's rule leaves to any offer; or left out of some parts only
     unseen     the round closed without them, or never opened
-    named      of the refused and the bounded, those that an honest tape names
     """
 
     made: int = 0
     refused: int = 0
     bounded: int = 0
     unseen: int = 0
-    named: int = 0
     whys: Counter[str] = field(default_factory=Counter)
 
 
@@ -44,21 +42,16 @@ class Audit:
     """All kinds, and the honest sites.
 
     honest_offers    with something to merge, that stand in the bucket
-    honest_against   of the taken, those that tapes say stood against their round
     honest_refused   what commits, parts and tapes say of honest offers that were refused
     unbounded        hostile offers that were taken with more weight than the rule leaves to any: there may be none
-    unnamed          hostile offers that were refused or bounded and that no honest site's tape names: there may be
-                     none, but for sign flips, since a tape names what stood against its round, and not every flip does
     rounds, cut      all that closed, and those that were merged in parts
     """
 
     kinds: dict[str, Tally] = field(default_factory=lambda: {kind: Tally() for kind in KINDS})
     honest_offers: int = 0
     honest_taken: int = 0
-    honest_against: int = 0
     honest_refused: list[str] = field(default_factory=list)
     unbounded: list[str] = field(default_factory=list)
-    unnamed: list[str] = field(default_factory=list)
     rounds: int = 0
     cut: int = 0
 
@@ -70,24 +63,20 @@ class Audit:
             mine.refused += tally.refused
             mine.bounded += tally.bounded
             mine.unseen += tally.unseen
-            mine.named += tally.named
             mine.whys += tally.whys
         self.honest_offers += other.honest_offers
         self.honest_taken += other.honest_taken
-        self.honest_against += other.honest_against
         self.honest_refused += other.honest_refused
         self.unbounded += other.unbounded
-        self.unnamed += other.unnamed
         self.rounds += other.rounds
         self.cut += other.cut
 
     @property
     def complaints(self) -> list[str]:
-        """What may not be: honest offers refused, hostile ones that got through, or that no tape names."""
+        """What may not be: honest offers refused, hostile ones that got through."""
         return [
             *(f"honest offer refused: {one}" for one in self.honest_refused),
             *(f"taken with too much weight: {one}" for one in self.unbounded),
-            *(f"on no tape: {one}" for one in self.unnamed),
         ]
 
     @property
@@ -131,21 +120,26 @@ def audit(store: Store, honest: Collection[str], deeds: Iterable[Deed]) -> Audit
     Raises BadInput when no run is there, CorruptObject or KeyMissing when a part of a round isn't.
     """
     terms = find_manifest(store)[0].terms
-    found, named, book = Audit(), read_names(store, honest), list(deeds)
+    found = Audit()
     rounds = {(one.commit.fragment, one.commit.version): one for one in _rounds(store, terms.fragments)}
-    found.honest_refused += sorted(named.told)
+    found.honest_refused += sorted(set(_told_of_honest(store, honest)))
     for one in rounds.values():
-        _count_honest(store, found, one, named, honest)
-    again = {_place(deed) for deed in book if deed.again}
-    for deed in book:
-        if not deed.again:
-            one = rounds.get((deed.fragment, deed.version))
-            _judge(found, deed, one, terms, named, _place(deed) in again and _is_put_over(store, deed, one))
+        _count_honest(store, found, one, honest)
+    for deed in deeds:
+        _judge(found, deed, rounds.get((deed.fragment, deed.version)), terms)
     return found
 
 
-def _place(deed: Deed) -> Place:
-    return deed.fragment, deed.version, deed.site
+def _told_of_honest(store: Store, honest: Collection[str]) -> Iterator[str]:
+    """What honest sites' tapes tell of rounds that may not be: void ones, refusals of honest offers."""
+    for reader in honest:
+        for key in store.list(keys.tape_prefix(reader)):
+            for event in map(json.loads, store.get(key).splitlines()):
+                if event["event"] == "round":
+                    place = f"round {event['fragment']}/{event['version']}"
+                    if event["fault"] is not None:
+                        yield f"{place} void: {event['fault']}"
+                    yield from (f"{site} in {place}: {why}" for site, why in event["refused"].items() if site in honest)
 
 
 def _rounds(store: Store, fragments: int) -> Iterator[_Round]:
@@ -157,13 +151,11 @@ def _rounds(store: Store, fragments: int) -> Iterator[_Round]:
             version += 1
 
 
-def _count_honest(store: Store, found: Audit, one: _Round, named: Named, honest: Collection[str]) -> None:
+def _count_honest(store: Store, found: Audit, one: _Round, honest: Collection[str]) -> None:
     commit = one.commit
-    taken = [(commit.fragment, commit.version, entry.site) for entry in commit.taken if entry.site in honest]
     found.rounds += 1
     found.cut += bool(one.parts)
-    found.honest_taken += len(taken)
-    found.honest_against += sum(map(named.stood_against, taken))
+    found.honest_taken += sum(entry.site in honest for entry in commit.taken)
     for site in sorted(honest):
         for part, why in one.why_excluded(site).items():
             found.honest_refused.append(f"{site} in part {part} of round {commit.fragment}/{commit.version}: {why}")
@@ -173,15 +165,8 @@ def _count_honest(store: Store, found: Audit, one: _Round, named: Named, honest:
             found.honest_offers += offer is not None and offer.payload is not None
 
 
-def _is_put_over(store: Store, deed: Deed, one: _Round | None) -> bool:
-    """Whether another record stands now than the one that the round took."""
-    taken = None if one is None else one.taken_of(deed.site)
-    return taken is not None and find_record(store, Offer, keys.offer(*_place(deed))) != taken.offer
-
-
-def _judge(found: Audit, deed: Deed, one: _Round | None, terms: Terms, named: Named, is_put_over: bool) -> None:
-    """is_put_over: whether another record was put over it while its round's committer could still see that."""
-    tally, place = found.kinds[deed.kind], _place(deed)
+def _judge(found: Audit, deed: Deed, one: _Round | None, terms: Terms) -> None:
+    tally = found.kinds[deed.kind]
     tally.made += 1
     whys, taken = [], None
     if one is not None:
@@ -191,38 +176,18 @@ def _judge(found: Audit, deed: Deed, one: _Round | None, terms: Terms, named: Na
         tally.unseen += 1
         return
     excluded = one.why_excluded(deed.site)
-    is_named = {(place, part) for part in excluded} <= named.excluded
-    if taken is None:
-        is_named = place in named.refused
-    elif one.parts and len(excluded) == len(one.parts):
+    if taken is not None and one.parts and len(excluded) == len(one.parts):
         whys = list(excluded.values())
-    else:
-        is_named = is_named and _is_bounded_by_name(deed, named, bool(excluded))
+    elif taken is not None:
         found.unbounded += [f"{_told(deed)}: {what}" for what in _too_much(one, deed.site, terms)]
     tally.refused += bool(whys)
     tally.bounded += not whys
-    tally.named += is_named
     for why in whys[:1]:
         tally.whys[_gist(why, {entry.site for entry in (*one.commit.taken, *one.commit.refused)})] += 1
-    may_be_unnamed = not whys and (deed.kind == "sign flip" or (deed.kind == "equivocation" and not is_put_over))
-    if not is_named and not may_be_unnamed:
-        found.unnamed.append(_told(deed))
 
 
 def _told(deed: Deed) -> str:
     return f"{deed.kind} of {deed.site} in round {deed.fragment}/{deed.version}"
-
-
-def _is_bounded_by_name(deed: Deed, named: Named, is_excluded: bool) -> bool:
-    """Whether a tape says of an offer that was taken what is wrong with it."""
-    place = _place(deed)
-    if deed.kind == "scale x1000":
-        return place in named.clipped
-    if deed.kind == "sign flip":
-        return named.stood_against(place)
-    if deed.kind == "equivocation":
-        return place in named.equivocated
-    return is_excluded
 
 
 def _too_much(one: _Round, site: str, terms: Terms) -> Iterator[str]:

@@ -180,7 +180,7 @@ class _HonestSite:
         params = LocalParameters({"weight": torch.zeros(plan.numel)})
         self._run = create_or_join(store, plan.terms, "crowd", name, params, clock, founding)
         entered = enter(store, self._run, SiteIdentity(name, key), runtime=clock, journal=None)
-        self._courier, self._pulse = entered.courier, entered.pulse
+        self._courier, self._pulse, self._tape = entered.courier, entered.pulse, entered.tape
         self._random = torch.Generator().manual_seed(hash((plan.seed, ord(name))))
         common = torch.Generator().manual_seed(plan.seed)
         self._goal, self._drift = (torch.randn(plan.numel, generator=common) * far for far in (10, DRIFT))
@@ -208,8 +208,9 @@ class _HonestSite:
         self._courier.tick()
 
     def leave(self) -> None:
-        """Look at what is left to look at, and write the tape out."""
+        """Wait for what is under way, and write the tape out."""
         self._courier.finish()
+        self._tape.flush()
 
 
 class _Done:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -38,10 +38,7 @@ FAR_FUTURE = 10**9
 
 @dataclass(frozen=True)
 class Deed:
-    """A line of the book: which hostile offer was made; `by` is who made it, `site` under which name it stands.
-
-    again   a second line for an offer: another record was put over it while its round's committer could still see that
-    """
+    """A line of the book: which hostile offer was made; `by` is who made it, `site` under which name it stands."""
 
     by: str
     kind: str
@@ -49,7 +46,6 @@ class Deed:
     site: str
     fragment: int
     version: int
-    again: bool = False
 
 
 class HostileSite:
@@ -85,7 +81,7 @@ class HostileSite:
         self._queue = deque(names[first_kind % len(names) :] + names[: first_kind % len(names)])
         self._turns = dict.fromkeys(names, 0)
         self._played: set[tuple[int, int]] = set()
-        self._overwrites: list[tuple[float, Deed, str, bytes]] = []
+        self._overwrites: list[tuple[float, str, bytes]] = []
         self._random = torch.Generator().manual_seed(seed)
         self._outsider = SigningKey.generate()
         self._before = [self._courier.master(index).weights for index in range(len(self._run.fragments))]
@@ -120,20 +116,12 @@ class HostileSite:
         """One pass: follow the log, then play the next kind in every open round that has none of ours yet."""
         self._courier.follow()
         now = self._runtime.now()
-        for due, deed, key, data in [one for one in self._overwrites if one[0] <= now]:
+        for due, key, data in [one for one in self._overwrites if one[0] <= now]:
             self._store.put(key, data)
-            self._overwrites.remove((due, deed, key, data))
-            if not self._is_read_again(deed):
-                self.book.append(replace(deed, again=True))
+            self._overwrites.remove((due, key, data))
         for fragment, version in enumerate(self._courier.versions()):
             if version < self._run.terms.final_version and (fragment, version) not in self._played:
                 self._play(fragment, version)
-
-    def _is_read_again(self, deed: Deed) -> bool:
-        """Whether the committer of that round may have looked at its offers for the last time already."""
-        terms = self._run.terms
-        following = min(deed.version + terms.max_stale_rounds, terms.final_version - 1)
-        return find_record(self._store, Commit, keys.commit(deed.fragment, following)) is not None
 
     def _play(self, fragment: int, version: int) -> None:
         others = self._offers(fragment, version)
@@ -146,16 +134,16 @@ class HostileSite:
         self._skewed = hostile.kind == "time skew"
         for key, data in hostile.objects:
             self._store.put(key, data)
-        deed = self._note(hostile, version)
-        self._overwrites += [(self._runtime.now() + self._overwrite_s, deed, *one) for one in hostile.later]
+        self._note(hostile, version)
+        self._overwrites += [(self._runtime.now() + self._overwrite_s, *one) for one in hostile.later]
 
-    def _note(self, hostile: Hostile, version: int) -> Deed:
+    def _note(self, hostile: Hostile, version: int) -> None:
         self._turns[hostile.kind] += 1
         self._played |= {(hostile.fragment, version), (hostile.fragment, hostile.version)}
         self._queue.rotate(-1)
-        deed = Deed(self.site, hostile.kind, hostile.variant, hostile.site, hostile.fragment, hostile.version)
-        self.book.append(deed)
-        return deed
+        self.book.append(
+            Deed(self.site, hostile.kind, hostile.variant, hostile.site, hostile.fragment, hostile.version)
+        )
 
     def _scene(self, fragment: int, version: int, others: dict[str, Offer]) -> Scene:
         master, coding = self._courier.master(fragment), self._run.codings[fragment]
