@@ -15,6 +15,7 @@ LAYERS = (
     {"bench", "volunteers"},
     {"launch"},
     {"watch", "executors", "sites", "integrations", "gateway", "export"},
+    {"plan"},
     {"sync", "traces", "hints"},
     {"teachers"},
     {"losses", "outer", "store"},
@@ -38,6 +39,7 @@ LIGHT_ROOMS = {
     "store",
     "executors",
     "launch",
+    "plan",
     "watch",
     "volunteers",
 }

@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from composer_prime.ablate.forecast import CALIBRATION_STEPS, dollars, predicted_s, remaining_s
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.report import write_report
 from composer_prime.ablate.rows import Row
 from composer_prime.config.ablate import left_out
 from composer_prime.config.load import recipe_from_data
 from composer_prime.errors import ComposerPrimeError
+from composer_prime.plan.prices import dollars
 
 Runner = Callable[[Job, Callable[[], bool]], Row | None]
 """Trains and judges one job and writes its row, as `runner.run_job`; None when it was stopped."""
 
 INTERRUPTED_EXIT = 130
+CALIBRATION_STEPS = 4
+"""The first is part of the start, and a later one alone varies by a factor of two."""
 
 
 def ablate(
@@ -128,6 +130,30 @@ def draw_jobs(
     count = f"{len(jobs) - len(rows)} runs"
     table.add_row("left", "", count, _clock(left), show_usd(dollars(left, usd_per_hour)))
     return table
+
+
+def predicted_s(job: Job, rows: Mapping[Job, Row], calibration: Row | None = None) -> float | None:
+    """Seconds that a run will take: from finished runs of its arm, else of any arm, else from the calibration.
+
+    None when nothing was timed.
+    """
+    same = [row for other, row in rows.items() if other.arm.name == job.arm.name]
+    timed = same or list(rows.values()) or ([calibration] if calibration is not None else [])
+    return sum(_scaled_s(row, job) for row in timed) / len(timed) if timed else None
+
+
+def remaining_s(jobs: Sequence[Job], rows: Mapping[Job, Row]) -> float | None:
+    """Seconds of all the runs without a row; None when nothing was timed."""
+    each = [predicted_s(job, rows) for job in jobs if job not in rows]
+    known = [seconds for seconds in each if seconds is not None]
+    return sum(known) if len(known) == len(each) else None
+
+
+def _scaled_s(row: Row, job: Job) -> float:
+    evaluations = 2 if job.measures_start else 1
+    start_s = max(row.run_s - row.later_steps_s, 0.0)
+    later_s = row.later_steps_s / max(row.steps - 1, 1) * (job.recipe.max_steps - 1)
+    return start_s + later_s + row.held_out_s * evaluations
 
 
 def show_usd(amount: float | None) -> str:

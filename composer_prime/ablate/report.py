@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_prime.ablate.forecast import dollars
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.plots import plot_curves, plot_held_out
 from composer_prime.ablate.rows import Row
 from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval, ratio_interval
 from composer_prime.config.ablate import left_out
+from composer_prime.plan.prices import dollars
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.visible import markdown
 

@@ -129,20 +129,19 @@ def _checked(
 ) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
     from composer_prime.config import Recipe
-    from composer_prime.launch.preflight import Unchecked, access_lines, described, login_lines, memory_lines
+    from composer_prime.launch import preflight
     from composer_prime.sites.embedded.installed import package_checks
     from composer_prime.sites.embedded.prepare import check_bucket
-    from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     checks = (
-        (access_lines(plan), True),
-        (login_lines(plan), not dry_run),
-        (() if plan.is_smoke else memory_lines(plan, gpu_bytes_beforehand), True),
+        (preflight.access_lines(plan), True),
+        (preflight.login_lines(plan), not dry_run),
+        (() if plan.is_smoke else preflight.memory_lines(plan, preflight.gpu_bytes_beforehand), True),
     )
     for lines, counts in checks:
         with problems.noted():
             for line in lines:
-                if isinstance(line, Unchecked) and counts and not unchecked and plan.rented:
+                if isinstance(line, preflight.Unchecked) and counts and not unchecked and plan.rented:
                     problems.note(f"{line}: mend that, or go on with --unchecked")
                 else:
                     say(line)
@@ -150,7 +149,7 @@ def _checked(
         problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
         if "local" in plan.platforms and isinstance(plan.recipe, Recipe):
             problems.gather(*package_checks(plan.recipe))
-    planned = list(described(plan, limits, problems, dry_run=dry_run))
+    planned = list(preflight.described(plan, limits, problems, dry_run=dry_run))
     problems.check()
     return planned
 
@@ -164,14 +163,13 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
-    from composer_prime.sites.embedded.shapes import named_shapes
     from composer_prime.store import open_store
 
     store = open_store(plan.run_uri)
     try:
         fleet = begin_fleet(store, plan.recipe.run.name)
         supervisor = Supervisor(fleet, plan, limits, say=say)
-        for line in bucket_lines(plan, named_shapes):
+        for line in bucket_lines(plan):
             say(line)
         try:
             supervisor.check()

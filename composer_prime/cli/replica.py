@@ -43,8 +43,7 @@ def replica(
     redact_output()
     order = read_order(store, launch, site, attempt, recipe)
     if smoke:
-        from composer_prime.volunteers.doctor import lines
-        from composer_prime.volunteers.examination import examine_job
+        from composer_prime.volunteers.doctor import examine_job, lines
 
         diagnosis = examine_job(order, store)
         for line in lines(diagnosis):

@@ -230,7 +230,6 @@ def doctor(
     key: OwnKeyOption = None,
     max_mbit_up: UpOption = None,
     max_mbit_down: DownOption = None,
-    max_disk_gib: DiskOption = None,
     allow_env: EnvsOption = None,
     allow_harness: HarnessesOption = None,
     allow_teacher: TeachersOption = None,
@@ -238,7 +237,7 @@ def doctor(
     use_my_aws: OwnAwsOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Check this machine: torch, memory, disk, link and clock, and what a run needs of them. Exit code 1: it can't."""
+    """Check this machine: torch and its bits, memory, link, and what a run needs of them. Exit code 1: it can't."""
     from composer_prime.volunteers.doctor import lines, to_json
     from composer_prime.volunteers.wishes import Wishes
 
@@ -247,7 +246,6 @@ def doctor(
         key,
         max_mbit_up,
         max_mbit_down,
-        max_disk_gib,
         allow_envs=tuple(allow_env or ()),
         allow_harnesses=tuple(allow_harness or ()),
         allow_teachers=tuple(allow_teacher or ()),
@@ -261,11 +259,12 @@ def doctor(
 
 def _diagnose(source: str | None, wishes: "Wishes", overrides: list[str]) -> "Diagnosis":
     from composer_prime.cli.recipe_args import read_recipe
-    from composer_prime.volunteers.examination import examine_for_invitation, examine_for_recipe, examine_machine
+    from composer_prime.volunteers.doctor import diagnose, examine_for_invitation, examine_for_recipe
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
+    from composer_prime.volunteers.machine import look
 
     if source is None:
-        return examine_machine(wishes)
+        return diagnose(look())
     if is_invitation(source):
         return examine_for_invitation(read_invitation(source, sys.stdin.read() if source == "-" else None), wishes)
     return examine_for_recipe(read_recipe(source, overrides), wishes)

@@ -396,7 +396,8 @@ class _CheckingMerger(Merger):
                 raise CorruptObject(f"{entry.payload} isn't what its offer states: {got}")
         unread = {entry.site for entry in commit.taken} - vectors.keys()
         mean = self._mean(commit, vectors, unread) if vectors else None
-        if (None if mean is None else sha256_hex(mean)) != part.sha256:
+        made = None if mean is None else sha256_hex(mean)
+        if made != part.sha256 or (made is not None and unread != excluded):
             raise CorruptObject(f"{key} isn't the mean of the offers that its commit takes")
         self.num_recomputed += 1
 

@@ -91,7 +91,7 @@ def test_what_can_not_be_checked_is_refused_unless_that_is_said(
     def shapes(model: str) -> Any:
         raise ModelError("the hub doesn't answer")
 
-    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
+    monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", shapes)
     with serving_hub() as hub:
         hub.broken = True
         monkeypatch.setenv("HF_ENDPOINT", hub.url)

@@ -17,7 +17,7 @@ from composer_prime.launch.plan import SMOKE_S, plan_launch, smoke_plan
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store import open_store
-from composer_prime.volunteers.examination import examine_job
+from composer_prime.volunteers.doctor import examine_job
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.platforms import LoopbackPlatform

@@ -19,10 +19,10 @@ from botocore.exceptions import ClientError
 from botocore.session import Session
 
 from composer_prime.errors import StoreUnusable
+from composer_prime.plan.link import measure
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.s3_client import S3Client
 from composer_prime.volunteers.credentials import rights_fault
-from composer_prime.volunteers.link import measure
 from tests.gateway.test_policy import OTHERS, OWN
 from tests.infra.policies import FOLDER
 from tests.servers import S3Server, moto_server

@@ -7,10 +7,10 @@ import pytest
 
 from composer_prime.gateway import invitation_keys
 from composer_prime.launch import launch_keys
+from composer_prime.plan.link import measure
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
-from composer_prime.volunteers.link import measure
 from tests.gateway.guarded import make_run
 from tests.gateway.test_training import TERMS, wait_for_end
 from tests.gateway.test_training import site as owned_site

@@ -65,10 +65,8 @@ def machine(**changes: Any) -> Machine:
     found = Machine(
         python="3.11.9",
         cores=8,
-        memory_bytes=32 * GIB,
         free_memory_bytes=16 * GIB,
-        free_disk_bytes=100 * GIB,
-        torch=Torch("2.13.0", 5e10, "vector", (Gpu("card", 24 * GIB),)),
+        torch=Torch("2.13.0", "vector", (Gpu("card", 24 * GIB),)),
     )
     return replace(found, **changes)
 

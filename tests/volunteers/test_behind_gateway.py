@@ -13,9 +13,9 @@ from composer_prime.errors import InvitationRefused, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution, contribution_of
-from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
@@ -31,8 +31,8 @@ def run(tmp_path: Path) -> OwnedRun:
 
 @pytest.fixture
 def gateway(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
-    able = machine(torch=Torch("2.13.0", 5e10, run.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     before = dict(os.environ)
     with guarding(run.store) as running:
         yield running

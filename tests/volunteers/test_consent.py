@@ -11,9 +11,9 @@ import pytest
 from composer_prime.config import load_any
 from composer_prime.errors import InvitationRefused
 from composer_prime.losses.composer import composer_loss
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.allowed import EMBEDDED, EXTRA, MODEL, PACKAGE, TEMPLATE
-from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
@@ -30,8 +30,8 @@ TEACHER = {"name": "t", "base_url": "https://teacher.example.org"}
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnedRun]:
     made = OwnedRun(tmp_path)
-    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     before = dict(os.environ)
     yield made
     os.environ.clear()

@@ -16,15 +16,15 @@ from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
 from composer_prime.gateway.store import GatewayStore
+from composer_prime.plan.link import Link
 from composer_prime.store import keys, open_store, remote
 from composer_prime.store.throttled import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import read_invitation
-from composer_prime.volunteers.link import Link
 from tests.gateway.guarded import claim_of, guarding
 from tests.servers.in_thread import serving_app
 from tests.servers.weed import free_ports
@@ -108,7 +108,7 @@ def test_caps_hold_for_the_store_of_the_site_that_join_starts(cli, run: OwnedRun
 
 def test_a_doctor_told_of_caps_judges_by_them(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     named = []
-    monkeypatch.setattr(examination, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
+    monkeypatch.setattr(doctor, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
     invite(cli, run)
     free = cli("doctor", run.file(), *CONSENT)
     capped = cli("doctor", run.file(), *CONSENT, "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)

@@ -6,6 +6,7 @@ rank alone knows the bucket.
 
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
-from composer_prime.outer.fragments import NamedShape, plan_fragments
+from composer_prime.outer.fragments import NamedShape
+from composer_prime.plan.memory import check_memory
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.intact import damage, sums_line
-from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.sites.prime_rl.saying import naming_what_is_missing
@@ -188,8 +189,7 @@ class _Leading:
                 f"the run at {told.uri} admits keys, and site {told.site} has none: set {KEY} to its key file, which "
                 "`composer-prime keygen` makes"
             )
-        fragments = plan_fragments(self._shapes, terms.fragments)
-        check_memory([fragment.numel for fragment in fragments], momentum=terms.has_momentum)
+        check_memory(terms, sum(math.prod(shape) for _, shape in self._shapes))
         outer = OuterLoop(
             store,
             terms,

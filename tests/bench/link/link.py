@@ -19,7 +19,8 @@ from rich.table import Table
 
 from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
-from composer_prime.outer.forecast import Forecast, Pace, crowding, forecast, payloads_of
+from composer_prime.plan.traffic import Traffic, traffic
+from composer_prime.sync.terms import Terms
 from tests.bench.cells import measure_cells
 from tests.bench.link.network import HUB_ADDRESS, Network, network
 from tests.bench.link.process import SiteProcess, started
@@ -56,14 +57,15 @@ class Cell:
         blocks, params = self.fragments, self.params
         return [params * (block + 1) // blocks - params * block // blocks for block in range(blocks)]
 
-    def pace(self) -> Pace:
-        """For the forecast: on this machine the sites share its cores, and turn to their rounds at the same moments."""
-        crowded = crowding((os.cpu_count() or 1) / self.sites)
-        return Pace(self.inner_steps, self.fragments, self.sync_delay, self.step_s, self.sites, 4, crowded)
+    def traffic(self) -> Traffic:
+        """What a site moves in a round, as `plan` counts it."""
+        return traffic(Terms(**self.terms()), self.numels(), self.sites)
 
-    def forecast(self) -> Forecast:
-        """What is expected of this cell."""
-        return forecast(payloads_of(self.numels(), self.codec), self.pace(), self.codec, self.rate_mbit)
+    @property
+    def bound_s(self) -> float:
+        """Seconds of a round that nothing can beat: the training, or the more loaded way of the link."""
+        moved = self.traffic()
+        return max(self.inner_steps * self.step_s, moved.up_s(self.rate_mbit), moved.down_s(self.rate_mbit))
 
     def terms(self) -> dict[str, Any]:
         """The run's terms: snapshots are put off, since they would compete for the link."""
@@ -114,10 +116,7 @@ class Measured:
 def main(cells: Sequence[Cell], json_path: Path | None = None) -> None:
     """Measure the cells one after another and print a table that grows. Raises BadInput where that can't be."""
     console = measure_cells(cells, measure, draw, _record, json_path)
-    console.print(
-        "per round of all fragments and site; snapshots put off; predicted as `composer-prime plan --site-cores "
-        f"{(os.cpu_count() or 1) / cells[0].sites:g}` does"
-    )
+    console.print("per round of all fragments and site; snapshots put off")
 
 
 def grid(
@@ -147,7 +146,8 @@ def measure(cell: Cell, finish: bool | None = None) -> Measured:
     """Run one cell; `finish`: to the run's very end, None: where that is quick. Raises BadInput, SiteError."""
     names = [chr(ord("a") + number) for number in range(cell.sites)]
     if finish is None:
-        finish = cell.forecast().transfer_s < FINISH_S
+        moved = cell.traffic()
+        finish = moved.up_s(cell.rate_mbit) + moved.down_s(cell.rate_mbit) < FINISH_S
     with tempfile.TemporaryDirectory(prefix="bench-link-") as kept, network(names) as net:
         folder = Path(kept)
         with seaweed(folder / "s3", host=HUB_ADDRESS, inside=net.at_hub()) as server:
@@ -226,25 +226,22 @@ def draw(results: Sequence[tuple[Cell, Measured]]) -> Table:
     table = Table(title=_title([cell for cell, _ in results]), title_justify="left")
     for column in ("Mbit/s", "H", "tau", "codec"):
         table.add_column(column, justify="left" if column == "codec" else "right")
-    numbers = ("MB up", "MB down", "wire up", "wire down", "bound s", "round s", "predicted s", "stall s", "late s")
-    for column in (*numbers, "CPU s", "utilisation", "predicted", "masters", "load"):
+    numbers = ("MB up", "MB down", "wire up", "wire down", "bound s", "round s", "stall s", "late s")
+    for column in (*numbers, "CPU s", "utilisation", "masters", "load"):
         table.add_column(column, justify="right")
     for cell, found in results:
-        expected = cell.forecast()
         table.add_row(
             f"{cell.rate_mbit:g}",
             str(cell.inner_steps),
             str(cell.sync_delay),
             cell.codec,
             *(f"{value / 1e6:.2f}" for value in (found.up_bytes, found.down_bytes, found.wire_up, found.wire_down)),
-            f"{expected.bound_s:.2f}",
+            f"{cell.bound_s:.2f}",
             f"{found.round_s:.2f}",
-            f"{expected.round_s:.2f}",
             f"{found.turn_s + found.wait_s + found.other_s:.2f}",
             f"{found.late_s:.2f}",
             f"{found.cpu_s:.2f}",
             f"{found.utilisation:.1%}",
-            f"{expected.utilisation:.1%}",
             "equal" if found.masters_equal else "DIFFER",
             f"{found.load:.1f}",
         )
@@ -260,4 +257,4 @@ def _title(cells: Sequence[Cell]) -> str:
 
 
 def _record(cell: Cell, found: Measured) -> dict[str, Any]:
-    return {"cell": asdict(cell), "measured": asdict(found), "forecast": asdict(cell.forecast()), "at": time.time()}
+    return {"cell": asdict(cell), "measured": asdict(found), "traffic": asdict(cell.traffic()), "at": time.time()}

@@ -172,9 +172,9 @@ def test_the_trainers_own_time_leaves_the_outer_loops_turns_out(tmp_path: Path) 
 
 
 def test_a_machine_without_the_memory_is_refused_before_the_first_broadcast(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemAvailable: 10 kB\n")
+    (tmp_path / "meminfo").write_text("MemAvailable: 1 kB\n")
     (tmp_path / "small_machine.py").write_text(
-        f"from pathlib import Path\nfrom composer_prime.sites import memory\n"
+        f"from pathlib import Path\nfrom composer_prime.plan import memory\n"
         f"memory.MEMINFO = Path({str(tmp_path / 'meminfo')!r})\ndef loss(inputs): ...\n"
     )
     loss = {"type": "custom", "import_path": WRAPPED, "kwargs": {"inner": "small_machine.loss"}}
@@ -182,5 +182,5 @@ def test_a_machine_without_the_memory_is_refused_before_the_first_broadcast(tmp_
     trainer = Trainer(tmp_path / "a", 2, outer_env(uri, "a"), config={"loss": loss}, path=(tmp_path,)).start()
     code, output = trainer.wait()
     (line,) = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
-    assert code == 2 and "the outer loop needs 0.00 GiB of memory" in line and "(276 parameters" in line
+    assert code == 2 and "the outer loop holds 0.00 GiB of memory" in line and "(276 parameters" in line
     assert not (trainer.folder / "broadcasts").exists()

@@ -1,62 +1,11 @@
-"""The machines that platforms have, and their prices: a choice from a platform's own list, or else from prices.toml.
-
-Both are rows of one kind, so that all platforms refuse what they don't have in the same words.
-"""
+"""A choice of the machines that a platform has: all platforms refuse what they don't have in the same words."""
 
 import difflib
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from math import inf
-from pathlib import Path
-from typing import Any
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Resources, gpu_kinds
-
-TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One kind of machine.
-
-    name      a flavor's; where there are no names, the GPU's
-    gpu       its GPUs' model, without spaces; "": it has none
-    usd_per_hour   of the whole machine; None: unknown
-    cpus, memory_gb, disk_gb   inf: as much as is asked for
-    where     its cloud, in small letters, where that matters
-    """
-
-    name: str
-    gpu: str
-    num_gpus: float
-    usd_per_hour: float | None
-    cpus: float = inf
-    memory_gb: float = inf
-    disk_gb: float = inf
-    where: str = ""
-
-    def __str__(self) -> str:
-        gpus = f"{self.num_gpus:g} x {self.gpu}, " if self.gpu else ""
-        return f"{self.name} ({gpus}{self.cpus:g} CPUs, {self.memory_gb:g} GB memory, {self.disk_gb:g} GB disk)"
-
-
-def listed(platform: str) -> tuple[dict[str, Any], str]:
-    """A platform's table in the file, and the source of its figures with their date."""
-    part = TABLE[platform]
-    return part, f"{part['source']} ({part['date']})"
-
-
-@cache
-def shipped(platform: str) -> tuple[Machine, ...]:
-    """A platform's machines in the file."""
-    part = TABLE[platform]
-    named = [Machine(name, *row) for name, row in part["machines"].items()]
-    kinds = part.get("gpus", {}).items()
-    sized = [Machine(gpu, gpu, count, count * usd) for gpu, (most, usd) in kinds for count in range(1, most + 1)]
-    return (*named, *sized)
+from composer_prime.plan.prices import Machine
 
 
 def fitting(machines: Sequence[Machine], wanted: Resources, platform: str) -> list[Machine]:
@@ -99,12 +48,3 @@ def _with_gpus(machines: Sequence[Machine], kind: str, count: int, platform: str
         return found
     counts = ", ".join(f"{each:g}" for each in sorted({each.num_gpus for each in same}))
     raise BadInput(f"{count} x {kind}: {platform} has machines with {counts} of them: ask for one")
-
-
-def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:
-    """US dollars for 10^9 bytes that leave a bucket for the internet, None where unknown; and the figure's source."""
-    scheme, separator, _ = store_uri.partition("://")
-    if not separator or scheme in ("file", "memory"):
-        return 0.0, "a folder of this machine"
-    prices, source = listed("egress")
-    return prices["usd_per_gb"].get(scheme), source

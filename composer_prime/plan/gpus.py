@@ -1,7 +1,7 @@
-"""A PRIME-RL recipe made to fit a machine: which of its GPUs train and which generate, and a batch that follows them.
+"""GPU memory that a PRIME-RL site needs at least, and which of a machine's GPUs train and which generate.
 
-Pure. The keys are PRIME-RL's at 559b447: `[deployment]` gives the numbers of GPUs, and parallelism says in which steps
-they may grow (prime_rl/configs/rl.py, trainer.py). How fast a GPU is isn't known: each counts as much as the recipe's.
+Keys are PRIME-RL's at 559b447: `[deployment]` gives the numbers of GPUs, and parallelism says in which steps they may
+grow (prime_rl/configs/rl.py, trainer.py). Activations and the server's cache come on top.
 """
 
 import copy
@@ -10,48 +10,62 @@ from collections.abc import Sequence
 from typing import Any
 
 from composer_prime.config.prime_rl import Layout, PrimeRecipe
+from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import MachineUnfit
-from composer_prime.sync.terms import Terms
-from composer_prime.volunteers.fit import GIB, Fit
-from composer_prime.volunteers.machine import Gpu
-from composer_prime.volunteers.needs import SERVER_BYTES, Model, memory_bytes, spared_by, trainer_bytes
+from composer_prime.plan.memory import FP32, GIB
 
-DEFAULT_BATCH = 128
-"""PRIME-RL's, where a recipe sets neither `batch_size` nor `token_batch_size`."""
-GPUS_PER_NODE = 8
-"""PRIME-RL's default: more of them must be allowed."""
+SERVER_BYTES = 2
+"""A parameter's on the GPUs that generate: bf16."""
+SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload")
+"""PRIME-RL's settings with which a site needs less, by an amount that isn't known."""
+DEFAULT_BATCH, GPUS_PER_NODE = 128, 8
+"""PRIME-RL's."""
 ROLLOUTS, TOKENS = "orchestrator.batch_size", "orchestrator.token_batch_size"
 SPLITS = ("trainer.model.cp", "trainer.model.ep", "trainer.dp_replicate")
 """Each must divide the number of GPUs that train."""
 
 
-def fit_prime_rl(
-    recipe: PrimeRecipe, terms: Terms, model: Model, gpus: Sequence[Gpu], *, keep_batch: bool = False
-) -> Fit[PrimeRecipe]:
-    """Share a machine's GPUs out as the recipe's are, and make the batch smaller where they are fewer.
+def trainer_bytes(recipe: PrimeRecipe, numel: int) -> int:
+    """Memory on the GPUs that train, together: weights and gradient, and Adam's moments where they aren't offloaded."""
+    offloads = recipe.upstream_value("trainer.model.optim_cpu_offload", True)
+    return (2 if offloads else 4) * FP32 * numel
 
-    gpus         at least one
-    keep_batch   leave the batch as it is: a site goes on as it began
 
-    Raises MachineUnfit when there are too few, or their memory can't hold trainer and inference server apart.
+def spared_by(recipe: PrimeRecipe) -> str | None:
+    """The setting by which a recipe needs less GPU memory than is counted here."""
+    return next((name for name in SPARING if recipe.upstream_value(name)), None)
+
+
+def gpu_bytes(recipe: RecipeBase, numel: int) -> int:
+    """Memory on all GPUs of a site together, for a model of `numel` parameters; 0 where it needs none."""
+    return trainer_bytes(recipe, numel) + SERVER_BYTES * numel if isinstance(recipe, PrimeRecipe) else 0
+
+
+def share_gpus(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[PrimeRecipe, list[str]]:
+    """Share a machine's GPUs out as the recipe's are, and make the batch smaller by as much as they are fewer.
+
+    gpus   memory of each, bytes; at least one. How fast they are isn't known: each counts as the recipe's
+
+    Returns the recipe as it runs here, and what was changed. Raises MachineUnfit when there are too few, or their
+    memory can't hold trainer and inference server apart.
     """
-    wanted = recipe.layout
     if recipe.upstream.get("slurm") is not None:
-        return Fit(recipe, ("GPUs: SLURM places them, as the recipe says",), memory_bytes(recipe, terms, model), None)
+        return recipe, ["GPUs: SLURM places them, as the recipe says"]
     if recipe.upstream_value("deployment.type") == "multi_node":
         raise MachineUnfit(
             "the recipe's deployment.type is multi_node, and this is one machine: ask the run's owner for a recipe "
             "with single_node"
         )
-    found = max(_layouts(recipe, model, gpus), key=lambda one: _merit(one, wanted))
+    wanted = recipe.layout
+    found = max(_layouts(recipe, numel, gpus), key=lambda one: _merit(one, wanted))
     reasons = [f"GPUs: {found.train} to train, {found.infer} to generate, of {len(gpus)} here"]
     if found != wanted:
         reasons[0] += f" (the recipe's {wanted.train} and {wanted.infer} don't fit)"
         recipe = _with_layout(recipe, found)
     share = _share(found, wanted)
-    if share < 1 and not keep_batch:
+    if share < 1:
         recipe = _smaller(recipe, share, found, reasons)
-    return Fit(recipe, tuple(reasons), memory_bytes(recipe, terms, model), None)
+    return recipe, reasons
 
 
 def batch_size(recipe: PrimeRecipe) -> int:
@@ -59,12 +73,7 @@ def batch_size(recipe: PrimeRecipe) -> int:
     return recipe.upstream_value(_batch_key(recipe)) or DEFAULT_BATCH
 
 
-def with_batch_size(recipe: PrimeRecipe, size: int) -> PrimeRecipe:
-    """The recipe with another batch, counted as it counts."""
-    return _with(recipe, _batch_key(recipe), size)
-
-
-def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> list[Layout]:
+def _layouts(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> list[Layout]:
     """Every way to share the GPUs out. Raises MachineUnfit where there is none."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
     wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
@@ -74,16 +83,16 @@ def _layouts(recipe: PrimeRecipe, model: Model, gpus: Sequence[Gpu]) -> list[Lay
             f"this machine has {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, and the recipe needs {least.total} at "
             f"the least: {least.train} to train, {least.infer} to generate. Join from a machine with more"
         )
-    memory = math.inf if spared_by(recipe) else min(gpu.memory_bytes for gpu in gpus)
-    trains = [n for n in range(unit, len(gpus) + 1, unit) if trainer_bytes(recipe, model.numel) <= n * memory]
+    memory = math.inf if spared_by(recipe) else min(gpus)
+    trains = [n for n in range(unit, len(gpus) + 1, unit) if trainer_bytes(recipe, numel) <= n * memory]
     infers = range(tensor, len(gpus) + 1, tensor) if wanted.infer else (0,)
-    fits_server = not wanted.infer or SERVER_BYTES * model.numel <= tensor * memory
+    fits_server = not wanted.infer or SERVER_BYTES * numel <= tensor * memory
     found = [Layout(train, infer) for train in trains for infer in infers if train + infer <= len(gpus)]
     if not found or not fits_server:
         raise MachineUnfit(
             f"this machine's {len(gpus)} GPUs have {memory / GIB:.1f} GiB each at the least, and a model of "
-            f"{model.numel:,} parameters needs {trainer_bytes(recipe, model.numel) / GIB:.1f} on those that train and "
-            f"{SERVER_BYTES * model.numel / tensor / GIB:.1f} on each that generates: join from a larger machine"
+            f"{numel:,} parameters needs {trainer_bytes(recipe, numel) / GIB:.1f} on those that train and "
+            f"{SERVER_BYTES * numel / tensor / GIB:.1f} on each that generates: join from a larger machine"
         )
     return found
 
@@ -110,7 +119,7 @@ def _smaller(recipe: PrimeRecipe, share: float, layout: Layout, reasons: list[st
     if size == before:
         return recipe
     reasons.append(f"{key} {size}, not {before}: {share:.0%} of the recipe's GPUs, so that a step takes about as long")
-    return with_batch_size(recipe, size)
+    return _with(recipe, key, size)
 
 
 def _batch_key(recipe: PrimeRecipe) -> str:

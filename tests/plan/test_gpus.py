@@ -1,20 +1,17 @@
 """What becomes of a PRIME-RL recipe on another machine: who trains, who generates, and how much a step takes."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.errors import MachineUnfit
-from composer_prime.sync.terms import terms_of
-from composer_prime.volunteers.fit import Fit
-from composer_prime.volunteers.fit_prime_rl import batch_size, fit_prime_rl
-from composer_prime.volunteers.machine import Gpu
-from composer_prime.volunteers.needs import Model
+from composer_prime.plan.gpus import batch_size, share_gpus
 
 GIB = 2**30
-MODEL = Model(numel=4_000_000_000, width=100_000, vocabulary=150_000, cache_bytes=1000)
-"""Of four billion parameters: 32 GB to train, 8 to generate."""
+NUMEL = 4_000_000_000
+"""Four billion parameters: 32 GB to train, 8 to generate."""
 EIGHT = {"num_train_gpus": 4, "num_infer_gpus": 4}
 
 
@@ -33,8 +30,14 @@ def prime_recipe(**tables: Any) -> PrimeRecipe:
     return PrimeRecipe.model_validate(data | tables)
 
 
-def fitted(recipe: PrimeRecipe, gpus: int, gib: int = 80, **more: bool) -> Fit[PrimeRecipe]:
-    return fit_prime_rl(recipe, terms_of(recipe), MODEL, [Gpu("card", gib * GIB)] * gpus, **more)
+@dataclass(frozen=True)
+class Fitted:
+    recipe: PrimeRecipe
+    reasons: list[str]
+
+
+def fitted(recipe: PrimeRecipe, gpus: int, gib: int = 80) -> Fitted:
+    return Fitted(*share_gpus(recipe, NUMEL, [gib * GIB] * gpus))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +115,6 @@ def test_a_batch_counted_in_tokens_is_made_smaller_as_such() -> None:
     assert tokens.recipe.upstream_value("orchestrator.batch_size") is None
     least = fitted(prime_recipe(orchestrator={"token_batch_size": 16_384}), 2)
     assert least.recipe.upstream_value("orchestrator.token_batch_size") == 8192, "a sequence at the least"
-
-
-def test_a_site_goes_on_with_the_batch_that_it_began_with() -> None:
-    kept = fitted(prime_recipe(), 2, keep_batch=True)
-    assert batch_size(kept.recipe) == 256 and kept.recipe.layout == Layout(1, 1)
 
 
 def test_more_gpus_than_a_node_is_said_to_have_are_allowed_where_they_are_needed() -> None:

@@ -1,18 +1,11 @@
 """The measured link: what the store lets through, within bounds, and nothing left behind."""
 
-import time
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler
-
 import pytest
 
 from composer_prime.errors import StoreError
+from composer_prime.plan.link import MOST_BYTES, measure
 from composer_prime.store.memory import MemoryStore
 from composer_prime.store.throttled import BYTES_PER_MBIT
-from composer_prime.volunteers.link import MOST_BYTES, clock_ahead_s, endpoint_of, measure
-from tests.servers.in_thread import serving_handler
-
-SERVER_AHEAD_S = 1000
 
 
 class SlowStore(MemoryStore):
@@ -76,31 +69,3 @@ def test_where_nothing_is_written_a_slow_link_fetches_no_more_than_tells_its_rat
     MemoryStore.put(store, "masters/0000/00000000-0123456789abcdef", bytes(2**23))
     assert measure(store, clock=lambda: store.now).down_mbit == pytest.approx(10.0, rel=0.1)
     assert store.moved < 1.4e6
-
-
-class Dated(BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        self.send_response_only(403)
-        self.send_header("Date", formatdate(self.server_time(), usegmt=True))
-        self.end_headers()
-
-    def server_time(self) -> float:
-        return time.time() + SERVER_AHEAD_S
-
-
-def test_the_clock_is_compared_with_the_servers_also_where_it_refuses_us() -> None:
-    with serving_handler(Dated) as url:
-        ahead_s = clock_ahead_s(url)
-    assert ahead_s is not None and abs(ahead_s + SERVER_AHEAD_S) < SERVER_AHEAD_S / 2
-    assert clock_ahead_s(url) is None, "nobody answers there any more"
-
-
-def test_every_kind_of_store_has_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
-    assert endpoint_of("s3://bucket/run") == "https://s3.amazonaws.com"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
-    assert endpoint_of("s3://bucket/run") == "http://localhost:1"
-    assert endpoint_of("gateway+https://host:8443/run") == "https://host:8443/health"
-    assert endpoint_of("gateway+http://host/base/run") == "http://host/base/health"
-    assert endpoint_of("/a/folder/run") is endpoint_of("file:///run") is None
