@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import AllowOption, StoreArgument
+from composer_prime.cli.options import AllowOption, StoreArgument
 from composer_prime.visible import say
 
 
@@ -14,8 +14,7 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8790,
     audit: Annotated[
-        Path | None,
-        typer.Option(help="File to append the audit log to, JSON lines; default: standard output.", show_default=False),
+        Path | None, typer.Option(help="File to append the audit log to, JSON lines; default: standard output.")
     ] = None,
     rate: Annotated[
         float, typer.Option(min=1, help="Requests a second that one site may make; 4 times as many at once.")
@@ -27,10 +26,8 @@ def gateway(
     behind_tls: Annotated[
         bool, typer.Option("--behind-tls", help="A reverse proxy speaks TLS; needed for addresses but loopback.")
     ] = False,
-    certfile: Annotated[
-        Path | None, typer.Option(help="TLS certificate in PEM, if no proxy speaks TLS.", show_default=False)
-    ] = None,
-    keyfile: Annotated[Path | None, typer.Option(help="Its private key in PEM.", show_default=False)] = None,
+    certfile: Annotated[Path | None, typer.Option(help="TLS certificate in PEM, if no proxy speaks TLS.")] = None,
+    keyfile: Annotated[Path | None, typer.Option(help="Its private key in PEM.")] = None,
     allow: AllowOption = None,
 ) -> None:
     """Serve one run to volunteers, who sign their requests and get presigned URLs, until Ctrl-C. Several may run.
