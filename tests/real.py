@@ -31,7 +31,7 @@ servers
 sites/prime_rl: launch pairs_env probing settings stamping_env
 sites: agreement average chat_templates clean device inference_contract inference_engines inference_process intact
 sites: inference_vllm local_run local_run_teachers model monitors orchestrator preflight prepare processes rollouts
-sites: spared_weights start supervisor template_renderer waits weights
+sites: spared_weights start supervisor template_renderer waits weights whole_folder whole_weights
 sites/tools
 store: gcs_store hf_store lying_servers s3_store torn_connections transfers_at_once
 sync: ranks
