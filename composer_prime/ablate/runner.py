@@ -64,7 +64,7 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     held_out = statistics.fmean(_judge(job, policy) for policy in _final_policies(job))
     held_out_s = time.monotonic() - began
     row = Row(
-        **read_measured(job.run).model_dump(),
+        **read_measured(job.run),
         arm=job.arm.name,
         seed=job.seed,
         recipe_sha256=job.arm.sha256,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import AllowOption, StoreArgument
+from composer_prime.cli.options import AllowOption, StoreArgument
 from composer_prime.visible import say
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.cli.options import RecipeArgument, read_recipe
 from composer_prime.redaction import Redactor, secret_values
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """What a volunteer asks for: where, how much of the machine, and for how long."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,9 @@ class Wishes:
     max_disk_gib: float | None = None
     hours: float | None = None
     niceness: int = 0
-    allow_envs: tuple[str, ...] = ()
-    allow_harnesses: tuple[str, ...] = ()
-    allow_teachers: tuple[str, ...] = ()
+    allow_envs: Sequence[str] = ()
+    allow_harnesses: Sequence[str] = ()
+    allow_teachers: Sequence[str] = ()
     allow_local: bool = False
     use_my_aws: bool = False
 

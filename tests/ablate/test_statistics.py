@@ -1,7 +1,6 @@
 """Intervals against numbers worked out by hand, and against what defines them."""
 
 import math
-import statistics
 
 import pytest
 
@@ -9,7 +8,6 @@ from composer_prime.ablate.statistics import (
     Estimate,
     difference_interval,
     mean_interval,
-    ratio_interval,
     t_quantile,
 )
 
@@ -50,20 +48,3 @@ def test_a_difference_is_students_own():
     assert found.is_clear and not difference_interval([0.9, 0.8], [0.9, 0.8]).is_clear
     with pytest.raises(ValueError, match="zip"):
         difference_interval([0.9], [0.8, 0.7])
-
-
-def test_at_the_ends_of_a_ratios_interval_cost_minus_ratio_times_gain_is_just_clear():
-    costs, gains = [100.0, 120.0, 90.0, 130.0], [10.0, 12.0, 11.0, 12.5]
-    found = ratio_interval(costs, gains)
-    assert found is not None and found.low < found.value < found.high
-    assert found.value == pytest.approx(440 / 45.5)
-    for end in (found.low, found.high):
-        rest = [cost - end * gain for cost, gain in zip(costs, gains, strict=True)]
-        t = statistics.fmean(rest) / (statistics.stdev(rest) / 2)
-        assert abs(t) == pytest.approx(t_quantile(3), rel=1e-9)
-
-
-def test_a_ratio_to_a_gain_that_may_be_nothing_has_no_interval_and_to_a_loss_no_value():
-    unclear = ratio_interval([1.0, 1.0, 1.0], [-1.0, 1.0, 3.0])
-    assert unclear is not None and unclear.value == 1.0 and math.isnan(unclear.high)
-    assert ratio_interval([1.0, 1.0], [-1.0, -2.0]) is None

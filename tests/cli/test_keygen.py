@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from composer_prime.cli.keygen import keygen
+from composer_prime.cli.owner import keygen
 from composer_prime.errors import ConfigError
 from composer_prime.sync.signatures import SigningKey, check_public, verify
 

@@ -1,4 +1,4 @@
-"""What every command that takes a recipe shares: `RECIPE [--a.b value | @ more.toml ...]`."""
+"""What several commands take: RECIPE with its settings, STORE, and options of one meaning."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 RecipeArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE",
-        help="A TOML file. Settings after it override it: --outer.lr 0.5, --clean, @ more.toml.",
-        show_default=False,
+        metavar="RECIPE", help="A TOML file. Settings after it override it: --outer.lr 0.5, --clean, @ more.toml."
     ),
 ]
 
@@ -43,10 +41,30 @@ def read_recipe(recipe: str, overrides: Sequence[str]) -> "Recipe | PrimeRecipe"
     return found
 
 
-def check_dry_run(dry_run: bool) -> None:
-    """Raise BadInput when embedded sites shall start without starting."""
-    if dry_run:
-        raise BadInput(
-            '--dry-run checks a PRIME-RL configuration, and this recipe\'s site.backend is "embedded": see what it '
-            "means with `composer-prime plan`"
-        )
+StoreArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", help="The folder of one run: s3://bucket/prefix/run-name, gs://..., hf://..., or a plain path."
+    ),
+]
+
+
+def check_run(uri: str) -> None:
+    """Raise BadInput when the store holds no run, before a command imports what takes seconds."""
+    from contextlib import closing
+
+    from composer_prime.store import open_store
+    from composer_prime.sync.lifetime import find_manifest
+
+    with closing(open_store(uri)) as store:
+        find_manifest(store)
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="TERM",
+        help="A term by which one site could ruin the run, by name: mean, tokens or steps; may be repeated.",
+    ),
+]
