@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import JobInfo
 
-from composer_prime.errors import BadInput, ExecutorError
+from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import repeating
 from composer_prime.executors.base import JobSpec, JobState, Resources
 from composer_prime.executors.hf_jobs import executor as hf_jobs
@@ -287,6 +287,20 @@ def test_a_secret_that_the_service_repeats_is_not_in_the_error(
     with pytest.raises(BadInput, match=r"value \"\[redacted\]\" is too long") as refused:
         executor.submit(spec(secrets=Secrets({"KEY": SECRET})))
     assert SECRET not in str(refused.value) and refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["tester/0123", "no-such-job", f"{USER}/{'0' * 24}", f"{USER}/../{'0' * 24}"])
+def test_a_job_that_is_not_there_is_unknown(executor: HfJobsExecutor, name: str) -> None:
+    job = replace(executor.submit(spec()), id=name)
+    asked: list[Callable[[], object]] = [
+        lambda: executor.poll(job),
+        lambda: executor.cancel(job),
+        lambda: list(executor.logs(job)),
+        lambda: list(executor.logs(job, follow=True)),
+    ]
+    for ask in asked:
+        with pytest.raises(JobUnknown):
+            ask()
 
 
 def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(
