@@ -65,7 +65,7 @@ def test_who_sees_what_is_printed_before_anything_starts(
 
     def note(recipe: RecipeBase, site: str, resume: bool) -> int:
         printed.append(capsys.readouterr().out)
-        assert {file.name for file in place(run).iterdir()} == {"alice.key", "alice.site-lock", "alice.batch.json"}
+        assert {file.name for file in place(run).iterdir()} == {"alice.key", "alice.site-lock"}
         return 0
 
     invite(cli, run)
