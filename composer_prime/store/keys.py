@@ -250,12 +250,6 @@ def parse_claim(key: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def parse_beat(key: str) -> tuple[str, int]:
-    """(site, incarnation) of a beat's key; ProtocolError for any other key."""
-    match = parsed(_BEAT, "a beat", key)
-    return match[1], int(match[2])
-
-
 # --- tape ------------------------------------------------------------------------------------------------------------
 
 

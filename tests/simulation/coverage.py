@@ -75,7 +75,7 @@ KNOWN = _known()
 """Every branch that the hooks can name, so that the table shows those that were never met, too."""
 OUT_OF_REACH = {
     "join: begins at the first master": "all have the model's weights; tests/sync/test_beginning.py has one without",
-    "refused: unsound record": "no sound site writes one; tests/sync/test_validity.py has each kind",
+    "refused: unsound record": "no sound site writes one; tests/spec/test_verdicts.py has each kind",
     "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",
 }
 """Branches that schedules of sound sites hardly ever meet, and why."""

@@ -13,7 +13,7 @@ from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.history import History
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Admission, Claim, Close, Commit
+from composer_prime.sync.records import Claim, Close, Commit
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
 from composer_prime.sync.start import Founding
@@ -112,19 +112,6 @@ def test_a_commit_that_names_an_admission_before_the_owner_wrote_it_stays_void_a
     Owner(store, OWNER).admit("c", SITES["c"].public)
     late = site("b").replicas[0]
     assert (late.version, late.history.voids) == (1, (0,))
-
-
-def test_a_commit_can_not_honour_an_admission_that_the_owner_did_not_sign(store, clock, site):
-    a = site("a")
-    forged = Admission(number=1, keys={"a": SITES["a"].public}).to_bytes()
-    store.create(keys.admission(1), forged)
-    put_commit(store, void_commit(a, 0, admissions=1, admission_sha=sha256_hex(forged)))
-    (closed,) = a.replicas[0].advance()
-    assert closed.fault == "honours another admission 1 than the one that the owner signed"
-    play(clock, a)
-    assert not a.replicas[0].history.rounds[-1].void
-    commit = read_record(store, Commit, keys.commit(0, 1))
-    assert (commit.admissions, commit.admission_sha) == (0, None)
 
 
 def far_ahead(site: HandSite, version: int) -> Master:
