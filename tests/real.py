@@ -22,7 +22,7 @@ contracts: executor_contract executor_contract_faults executor_contract_fleet ex
 executors: cache_variables dry_run_replica hf_jobs launching loopback_modal modal_deploy modal_jobs model_access
 executors: packages prime_rl_jobs proxies redacting run_anywhere shim sky sky_recorded smoke ssh supervisor_job
 export: hub server serving vllm
-gateway: connections floods invitations members real_run requests serving several training
+gateway: invitations limits members requests serving several training
 infra
 integration
 integrations: torchft_processes

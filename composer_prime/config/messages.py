@@ -33,6 +33,7 @@ _KINDS = {
 
 GONE = {
     "outer.committer": "every site may close rounds, and a store that lets two writers of one key win is refused",
+    "site.exact_join_s": "a site trains while the run's weights come, and offers once they are there",
 }
 """Keys that recipes once had, and what does their job now."""
 

@@ -7,7 +7,6 @@ the deadline.
 import json
 import logging
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from itertools import count
 from typing import Any
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.wire import NONCE_BYTES, SPAN_BYTES, Signer, Ticket, body_sha256, signed_headers
+from composer_prime.gateway.wire import SPAN_BYTES, Ticket, signed_headers
 from composer_prime.store.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from composer_prime.sync.signatures import SigningKey
 
 CONNECTIONS = 32
 """Kept open at once, at most."""
@@ -59,12 +59,12 @@ class Place:
 class GatewayClient:
     """One run behind one gateway. Raises Unanswered, Answered, and TimeoutError at the deadline. Thread-safe."""
 
-    def __init__(self, place: Place, signer: Signer) -> None:
+    def __init__(self, place: Place, key: SigningKey) -> None:
         import httpx
 
         logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it tells every URL, and tickets are secrets
         self._place = place
-        self._signer = signer
+        self._key = key
         self._httpx = httpx
         self._http = httpx.Client(
             timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -81,16 +81,7 @@ class GatewayClient:
 
         target   the path below the run's name and the query; ASCII that needs no escapes
         """
-        stated = body_sha256(body)
-        headers = signed_headers(
-            self._signer,
-            method,
-            self._place.run,
-            target,
-            stated,
-            time_s=int(time.time()),
-            nonce=secrets.token_hex(NONCE_BYTES),
-        )
+        headers = signed_headers(self._key, method, self._place.run, target, body)
         url = f"{self._place.root}/{self._place.run}/{target}"
         data, kind = self._send(method, url, headers, body, within_s, by_bucket=False)
         return data, kind.startswith("application/json")

@@ -17,7 +17,6 @@ from composer_prime.gateway.client import Answered, GatewayClient, Place, Unansw
 from composer_prime.gateway.wire import (
     INLINE_BYTES,
     KEYS,
-    LARGE,
     MISSING,
     NOT_ADMITTED,
     OBJECTS,
@@ -25,11 +24,11 @@ from composer_prime.gateway.wire import (
     SITE,
     SPAN_BYTES,
     TICKETS,
-    Signer,
     Ticket,
 )
 from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.remote import Client, RemoteStore, Verdict
+from composer_prime.sync.signatures import SigningKey
 
 KEY_VARIABLE = "COMPOSER_PRIME_KEY"
 """Environment variable that names the key file where no key is given."""
@@ -63,27 +62,7 @@ def open_gateway(scheme: str, rest: str, key_file: Path | None = None) -> "Gatew
             f"store gateway+{scheme}://{rest} knows its sites by their keys, and none is given: set site.key_file, or "
             f"{KEY_VARIABLE} to the file that `composer-prime keygen` wrote"
         )
-    return GatewayStore(Place(f"{scheme}://{found['root']}", found["run"]), load_signer(Path(named)))
-
-
-def load_signer(path: Path) -> Signer:
-    """Who signs with the ed25519 key in a PEM file. ConfigError when it can't be read as one."""
-    from base64 import b64encode
-
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    remedy = "name the file that `composer-prime keygen` wrote for this site"
-    try:
-        private = load_pem_private_key(path.expanduser().read_bytes(), password=None)
-    except OSError as error:
-        raise ConfigError(f"signing key {path} can't be read ({error.strerror}): {remedy}") from error
-    except (ValueError, TypeError):  # the cause is cut off: it may quote the file
-        raise ConfigError(f"signing key {path} holds no plain private key in PEM: {remedy}") from None
-    if not isinstance(private, Ed25519PrivateKey):
-        raise ConfigError(f"signing key {path} is of another type than ed25519: {remedy}")
-    public = b64encode(private.public_key().public_bytes_raw()).decode()
-    return Signer(f"ed25519:{public}", lambda message: b64encode(private.sign(message)).decode())
+    return GatewayStore(Place(f"{scheme}://{found['root']}", found["run"]), SigningKey.load(Path(named).expanduser()))
 
 
 class GatewayStore(RemoteStore):
@@ -96,11 +75,11 @@ class GatewayStore(RemoteStore):
     _failures = _FAILURES
     _credentials_remedy = "ask the run's owner"
 
-    def __init__(self, place: Place, signer: Signer, *, inline_bytes: int = INLINE_BYTES) -> None:
+    def __init__(self, place: Place, key: SigningKey, *, inline_bytes: int = INLINE_BYTES) -> None:
         """inline_bytes   larger objects are sent to the bucket itself, where the gateway gives tickets for it"""
         super().__init__(f"gateway+{place.root}/{place.run}")
         self._place = place
-        self._signer = signer
+        self._key = key
         self._inline_bytes = inline_bytes
 
     def introduce(self) -> None:
@@ -138,7 +117,7 @@ class GatewayStore(RemoteStore):
 
     def delete(self, key: str) -> None:
         check_key(key)
-        self._run("delete", key, lambda client, left_s: client.ask("DELETE", OBJECTS + key, left_s))
+        self._run("delete", key, lambda client, left_s: client.ask("DELETE", f"{OBJECTS}/{key}", left_s))
 
     def close(self) -> None:
         client = self._clients.pop(os.getpid(), None)
@@ -151,17 +130,17 @@ class GatewayStore(RemoteStore):
 
         def attempt(client: GatewayClient, left_s: float) -> bool:
             if len(data) > self._inline_bytes:
-                answer, _ = client.ask("POST", TICKETS + key, left_s, json.dumps(order).encode())
+                answer, _ = client.ask("POST", f"{TICKETS}/{key}", left_s, json.dumps(order).encode())
                 ticket = Ticket.from_bytes(answer)
                 if ticket.url is not None:
                     return _send(client, key, ticket, data, left_s)
-            answer, _ = client.ask("PUT", f"{OBJECTS}{key}?operation={operation}", left_s, data)
+            answer, _ = client.ask("PUT", f"{OBJECTS}/{key}?operation={operation}", left_s, data)
             return json.loads(answer)["stands"] is True
 
         return self._run(operation, key, attempt, num_bytes=2 * len(data))
 
     def _connect(self) -> Client:
-        return GatewayClient(self._place, self._signer)
+        return GatewayClient(self._place, self._key)
 
     def _disconnect(self, client: Client) -> None:
         client.close()
@@ -200,42 +179,32 @@ class GatewayStore(RemoteStore):
         )
 
 
-def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int] | None = None) -> bytes:
-    """An object's bytes, or those of (start, length), from wherever the gateway says."""
-    query = "" if span is None else f"?start={span[0]}&length={span[1]}"
-    try:
-        answer, is_ticket = client.ask("GET", OBJECTS + key + query, left_s)
-    except Answered as error:
-        if error.code != LARGE:
-            raise
-        return _read_in_spans(client, key, left_s, span or (0, None))
-    if not is_ticket:
-        return answer
-    ticket = Ticket.from_bytes(answer)
-    if span is None:
-        return client.fetch(ticket, left_s)
+def _read(client: GatewayClient, key: str, left_s: float, span: tuple[int, int | None] = (0, None)) -> bytes:
+    """An object's bytes from an offset, so many or all (None), from wherever the gateway says."""
+    (start, length), deadline = span, time.monotonic() + left_s
+    pieces, num_read = list[bytes](), 0
+    while True:
+        wanted = SPAN_BYTES if length is None else min(SPAN_BYTES, length - num_read)
+        target = f"{OBJECTS}/{key}?start={start + num_read}&length={wanted}"
+        answer, is_ticket = client.ask("GET", target, max(0.0, deadline - time.monotonic()))
+        if is_ticket:
+            return _fetch(client, Ticket.from_bytes(answer), left_s, span)
+        pieces.append(answer)
+        num_read += len(answer)
+        if len(answer) < wanted or num_read == length:
+            return b"".join(pieces)
+
+
+def _fetch(client: GatewayClient, ticket: Ticket, left_s: float, span: tuple[int, int | None]) -> bytes:
     start, length = span
+    if length is None:
+        return client.fetch(ticket, left_s)
     try:
         return client.fetch(ticket, left_s, (start, start + max(length, 1) - 1))[:length]
     except Answered as error:
         if error.status == 416:
             return b""
         raise
-
-
-def _read_in_spans(client: GatewayClient, key: str, left_s: float, span: tuple[int, int | None]) -> bytes:
-    """An object's bytes from an offset, so many or all (None), where they are too many for one answer."""
-    start, length = span
-    pieces, read, deadline = [], 0, time.monotonic() + left_s
-    while length is None or read < length:
-        wanted = SPAN_BYTES if length is None else min(SPAN_BYTES, length - read)
-        query = f"?start={start + read}&length={wanted}"
-        piece, _ = client.ask("GET", OBJECTS + key + query, max(0.0, deadline - time.monotonic()))
-        pieces.append(piece)
-        read += len(piece)
-        if len(piece) < wanted:
-            break
-    return b"".join(pieces)
 
 
 def _send(client: GatewayClient, key: str, ticket: Ticket, data: bytes | memoryview, left_s: float) -> bool:

@@ -5,28 +5,29 @@ Both ends import this module, and nothing else of each other's.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import secrets
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from composer_prime.errors import StoreError
+from composer_prime.sync.signatures import SigningKey
 
 PROTOCOL = "composer-prime-gateway/1"
 CLOCK_WINDOW_S = 300
 """Farthest that a request's time may lie from the gateway's clock."""
 INLINE_BYTES = 2**18
-"""Up to here an object's bytes go to the gateway, which looks at them; larger ones go to the bucket by a ticket."""
+"""Up to here an object's bytes go to the gateway; larger ones go to the bucket by a ticket."""
 SPAN_BYTES = 2**24
-"""The most that one answer of a gateway holds; larger objects, where no ticket leads to them, are read in spans."""
-LARGE = "large"
-"""The code of the answer that says: more bytes than that."""
+"""The most that one answer of a gateway holds; larger objects, where no ticket leads to them, take several."""
 NOT_ADMITTED = "not admitted"
 """The code of the answer that says: the run doesn't let this key in, or not any more. Another try won't help."""
 REVOKED = "revoked"
 """The code of the answer that says: the run's owner has taken this key out of the run. Its text is for the person."""
 NONCE_BYTES = 12
 
-OBJECTS, TICKETS, KEYS, SITE = "objects/", "tickets/", "keys", "site"
+OBJECTS, TICKETS, KEYS, SITE = "objects", "tickets", "keys", "site"
 """What stands behind the run's name in a path: an object, a ticket for one, the listing, who is asking."""
 
 KEY_HEADER = "x-composer-key"
@@ -37,14 +38,6 @@ SIGNATURE_HEADER = "x-composer-signature"
 
 MISSING = "missing"
 """The code of the answer that says: no object at that key."""
-
-
-@dataclass(frozen=True)
-class Signer:
-    """Who signs requests: a site's public key, as records spell it, and what makes a signature (base64) with it."""
-
-    public: str
-    sign: Callable[[bytes], str] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -75,11 +68,6 @@ class Ticket:
         return cls(url, headers)
 
 
-def body_sha256(body: bytes | memoryview) -> str:
-    """The sha256 (hex) of a request's body, as `BODY_HEADER` states it."""
-    return hashlib.sha256(body).hexdigest()
-
-
 def message(method: str, run: str, target: str, body: str, time_s: str, nonce: str) -> bytes:
     """What a request's signature covers.
 
@@ -92,13 +80,22 @@ def message(method: str, run: str, target: str, body: str, time_s: str, nonce: s
 
 
 def signed_headers(
-    signer: Signer, method: str, run: str, target: str, body: str, *, time_s: int, nonce: str
+    key: SigningKey,
+    method: str,
+    run: str,
+    target: str,
+    body: bytes | memoryview,
+    *,
+    time_s: int | None = None,
+    nonce: str = "",
 ) -> dict[str, str]:
-    """The headers by which a gateway knows who asks, for what, and when."""
+    """The headers by which a gateway knows who asks, for what, and when (None: now)."""
+    stated, at = hashlib.sha256(body).hexdigest(), str(int(time.time()) if time_s is None else time_s)
+    nonce = nonce or secrets.token_hex(NONCE_BYTES)
     return {
-        KEY_HEADER: signer.public,
-        TIME_HEADER: str(time_s),
+        KEY_HEADER: key.public,
+        TIME_HEADER: at,
         NONCE_HEADER: nonce,
-        BODY_HEADER: body,
-        SIGNATURE_HEADER: signer.sign(message(method, run, target, body, str(time_s), nonce)),
+        BODY_HEADER: stated,
+        SIGNATURE_HEADER: key.sign(message(method, run, target, stated, at, nonce)),
     }

@@ -211,11 +211,16 @@ def installed_checks(recipe: RecipeBase) -> Iterator[Check]:
             yield Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
         except ConfigError as error:
             yield Check("prime-rl", "fail", str(error))
-    for check in package_checks(recipe) if isinstance(recipe, Recipe) else ():
+    if not isinstance(recipe, Recipe):
+        return
+    failed = []
+    for check in package_checks(recipe):
         try:
             check()
         except (ModelError, EnvError, ConfigError) as error:
-            yield Check("packages", "fail", str(error))
+            failed.append(str(error))
+    installed = ", ".join(source.env.taskset.id for source in recipe.orchestrator.train.source) or "none"
+    yield Check("packages", "fail" if failed else "ok", "; ".join(failed) or f"environments: {installed}")
 
 
 def memory_check(machine: Machine, recipe: RecipeBase, needed: int) -> Check:

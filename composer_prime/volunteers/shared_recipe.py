@@ -16,7 +16,7 @@ from composer_prime.volunteers.allowed import EMBEDDED, PRIME_RL, Rule, is_table
 from composer_prime.volunteers.upstream import machines_own
 
 LOCAL_KEYS = (
-    "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name", "site.exact_join_s",
+    "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name",
     "site.device", "site.threads", "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down",
     "inference.python", "inference.server", "prime_rl.command", "prime_rl.first_port", "env_vars", "slurm", "log",
     "monitors",

@@ -115,6 +115,7 @@ def test_a_value_is_toml_where_it_parses_and_text_elsewhere(text: str, value: ob
         ("--outer.inner_stepz 4", "outer.inner_stepz isn't a known key: did you mean outer.inner_steps?"),
         ("--trainer.optim.beta1 0.9", "trainer.optim.beta1 isn't a known key: did you mean trainer.optim.betas1?"),
         ("--outer.committer a", "outer.committer is no setting any more: every site may close rounds, and a store"),
+        ("--site.exact_join_s 5", "site.exact_join_s is no setting any more: a site trains while the run's"),
         ("--kl_tau 0", "kl_tau isn't a known key: remove it, or use one that the recipe knows: run, max_steps, "),
         ("--sync_delay 1", "sync_delay isn't a known key: did you mean outer.sync_delay?"),
         ("--outer.temperature 1", "outer.temperature isn't a known key: did you mean orchestrator.train.sampling.temp"),

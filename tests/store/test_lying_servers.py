@@ -10,7 +10,6 @@ import pytest
 from composer_prime.errors import StoreError
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.store import GatewayStore
-from composer_prime.gateway.wire import Signer
 from composer_prime.store import open_store, remote, retry
 from composer_prime.store.base import Store
 from tests.gateway.guarded import KEYS
@@ -67,9 +66,7 @@ def liar() -> Iterator[Liar]:
 def store(request: pytest.FixtureRequest, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(retry, "RETRY_S", 0.0)
     if request.param == "gateway":
-        opened: Store = GatewayStore(
-            Place(liar.url, "run"), Signer(KEYS["alice"].public, lambda message: KEYS["alice"].sign(message))
-        )
+        opened: Store = GatewayStore(Place(liar.url, "run"), KEYS["alice"])
     else:
         monkeypatch.setenv(remote.ANONYMOUS_VARIABLE, "1")
         monkeypatch.setenv("AWS_ENDPOINT_URL", liar.url)

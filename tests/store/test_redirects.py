@@ -8,7 +8,7 @@ import pytest
 
 from composer_prime.errors import KeyMissing, StoreError
 from composer_prime.gateway.client import Answered, GatewayClient, Place
-from composer_prime.gateway.wire import Signer, Ticket
+from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store, remote, retry
 from composer_prime.store.base import Store
 from composer_prime.store.hf import ENDPOINT_VARIABLE, open_hf
@@ -109,7 +109,7 @@ def test_a_write_is_not_redirected(bucket: str, front: Redirecting) -> None:
         url, headers = store.presign_put(
             "key", 60, nbytes=len(DATA), sha256=hashlib.sha256(DATA).digest(), if_absent=False
         )
-    client = GatewayClient(Place("http://127.0.0.1:9", "run"), Signer(KEYS["alice"].public, KEYS["alice"].sign))
+    client = GatewayClient(Place("http://127.0.0.1:9", "run"), KEYS["alice"])
     with closing(client), pytest.raises(Answered) as caught:
         client.send(Ticket(url, headers), DATA, 30)
     assert caught.value.status == 302 and not front.came
@@ -153,8 +153,7 @@ def test_nobody_is_sent_from_the_internet_to_an_address_of_their_own_network(own
     with pytest.raises(Astray, match="own network"):
         next_url("http://bucket.example.com/key", own, 0)
     assert next_url("http://127.0.0.1:9000/key", own, 0) == own, "who is there already may be"
-    signer = Signer("ed25519:x", lambda data: "")
-    with closing(GatewayClient(Place("http://gateway.example.com", "run"), signer)) as client:
+    with closing(GatewayClient(Place("http://gateway.example.com", "run"), KEYS["alice"])) as client:
         for act in (lambda: client.fetch(Ticket(own), 1.0), lambda: client.send(Ticket(own), b"", 1.0)):
             with pytest.raises(StoreError, match="an address of one's own network: refused"):
                 act()

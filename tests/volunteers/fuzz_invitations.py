@@ -202,7 +202,6 @@ def _take_part(place: Place, case: Case, invitation: Invitation, wishes: Wishes,
     folder = joining.folder_of(invitation, wishes.folder)
     folder.make()
     recipe = joining.prepare(invitation, wishes, folder, said.append)
-    folder.batch_file.unlink(missing_ok=True)
     assert isinstance(recipe, Recipe | PrimeRecipe)
     place.read.append(recipe)
 
