@@ -45,6 +45,7 @@ GONE = {
     "outer.step_tokens": "it follows from batch and row length in a run with an owner: remove it",
     "outer.keys": "the site that creates the run is admitted by its site.key_file, others by `composer-prime admit`",
     "outer.trim": 'aggregate "clipped" bounds what one site moves: remove it',
+    "site.exact_join_s": "a site trains while the run's weights come, and offers once they are there: remove it",
 }
 """Keys that recipes had before, and what does their job now."""
 

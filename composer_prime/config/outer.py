@@ -133,10 +133,6 @@ class SiteConfig(Table):
     micro_batch_tokens: int = Field(default=1536, ge=128)
     """Tokens of one forward pass of an embedded site's trainer, about: what its memory is made of, beside the model."""
 
-    exact_join_s: float = Field(default=20.0, ge=0)
-    """Seconds that a join may spend on whole masters. Over a link on which they would take longer, training begins from
-    their upper halves, as bf16 holds them, and the lower ones come beside it."""
-
     max_mbit_up: float | None = Field(default=None, gt=0)
     """Mbit/s that a site sends to the bucket, on average; None: what the link gives."""
 

@@ -67,7 +67,7 @@ class Archive:
         """Start what is due, and close the run once it is over."""
         self._store_snapshot()
         is_over = run_is_over([replica.version for replica in self._replicas], self._run.terms)
-        if is_over and not self.closed and all(replica.is_judge for replica in self._replicas):
+        if is_over and not self.closed:
             self._close_run()
 
     def _store_snapshot(self) -> None:

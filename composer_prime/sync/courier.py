@@ -5,7 +5,7 @@ simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it run
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from composer_prime.errors import KeyMissing, RoundWaits, RunGone, RunReplaced, StoreError, StoreUnusable
@@ -19,7 +19,6 @@ from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Offer
-from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
@@ -53,7 +52,6 @@ class Courier:
         members: Members,
         pulse: Pulse,
         replicas: list[Replica],
-        refining: Refining,
         tape: Tape,
         journal: Journal | None,
         site: str,
@@ -67,7 +65,6 @@ class Courier:
         self._members = members
         self._pulse = pulse
         self._replicas = replicas
-        self._refining = refining
         self._tape = tape
         self._site = site
         self._incarnation = incarnation
@@ -105,8 +102,6 @@ class Courier:
         """Whether this site has come back and had no turn since: until then it looks whether the others have theirs."""
         self._under_way: tuple[int, int] | None = None
         """When this site last saw a round close, on its own clock."""
-        self.has_offered = False
-        """Whether this process has made an offer; `changed` is notified of the first."""
 
     # --- what the training thread asks ------------------------------------------------------------------------------
 
@@ -119,8 +114,6 @@ class Courier:
         """The oldest version of each fragment that this site may still need: the open round, or a capture before it."""
         with self.changed:
             pinned = [master.version for master in self._masters]
-            for fragment, version in self._refining.pins().items():
-                pinned[fragment] = min(pinned[fragment], version)
             for fragment, errand in self._errands.items():
                 pinned[fragment] = min(pinned[fragment], errand.version)
             return tuple(pinned)
@@ -151,27 +144,6 @@ class Courier:
             if errand.outcome != "out":
                 del self._errands[fragment]
             return self._masters[fragment], Settled(errand.outcome, errand.residual)
-
-    def is_coarse(self) -> bool:
-        """Whether some master isn't whole yet."""
-        with self.changed:
-            return any(master.coarse for master in self._masters)
-
-    def refine(self, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Make coarse masters whole, beside the passes, until none is left or `goes_on` says no.
-
-        Raises StoreError: call again.
-        """
-        while (replica := self._refining.next()) is not None and self._refining.fetch(replica.fragment, goes_on):
-            with self._pass_lock:
-                if not replica.master.coarse:
-                    continue
-                self._refining.settle(replica.fragment)
-                self._closer.judge_anew(replica.fragment)
-                with self.changed:
-                    self._masters[replica.fragment] = replica.master
-                    self.changed.notify_all()
-            self._tape.write("whole", fragment=replica.fragment, version=replica.version)
 
     def submit(self, capture: Capture) -> int:
         """Take a capture over and return the round it is meant for. One capture of a fragment may be out at a time."""
@@ -333,8 +305,7 @@ class Courier:
             for closed in rounds:
                 self._settle(closed)
             self.changed.notify_all()
-        if not replica.master.coarse:
-            _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
+        _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
 
     def _settle(self, closed: Round) -> None:
         """Decide what a closed round means for this site's capture of that fragment."""
@@ -386,8 +357,6 @@ class Courier:
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:
             return None  # after the last round there is none to offer into
-        if replica.master.coarse and not self._closer.is_vouched_for(replica):
-            return None
         offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
@@ -395,10 +364,6 @@ class Courier:
         data = self._roster.sign(offer).to_bytes()
         won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
         errand.offered_at = offer.version
-        if not self.has_offered:
-            with self.changed:
-                self.has_offered = True
-                self.changed.notify_all()
         if not won:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, offer.version)
@@ -415,7 +380,7 @@ class Courier:
             incarnation=self._incarnation,
             fragment=capture.fragment,
             version=master.version,
-            base_sha=None if master.coarse else master.sha256,
+            base_sha=master.sha256,
             tokens=capture.tokens,
             steps=capture.steps,
             trained_tokens=capture.trained_tokens,

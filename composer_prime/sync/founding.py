@@ -12,7 +12,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Record
 from composer_prime.sync.deleting import check_whole
-from composer_prime.sync.reading import read_record
+from composer_prime.sync.reading import check_protocol, read_bytes
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import ASKED, Terms
@@ -57,10 +57,13 @@ def announce(store: Store, record: FoundingRecord) -> None:
 def find_founding(store: Store) -> FoundingRecord | None:
     """What the run in `store` was announced to be; None when nobody has announced one.
 
-    Raises CorruptObject when it can't be read: whoever wrote the manifest then would decide terms and keys alone.
+    Raises ProtocolError when it speaks another version, CorruptObject when it can't be read: whoever wrote the manifest
+    then would decide terms and keys alone.
     """
     try:
-        return read_record(store, FoundingRecord, keys.founding())
+        data = read_bytes(store, keys.founding())
+        check_protocol(data, keys.founding())
+        return FoundingRecord.from_bytes(data, keys.founding())
     except KeyMissing:
         return None
     except CorruptObject as error:

@@ -1,13 +1,11 @@
 """A run from its manifest to its end, as far as records alone tell: no torch, so that any command may look."""
 
-import json
-
-from composer_prime.errors import BadInput, KeyMissing, ProtocolError
+from composer_prime.errors import BadInput, KeyMissing
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.canonical import PROTOCOL, sha256_hex
+from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.protocol import guest_fault
-from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.reading import check_protocol, find_record, read_bytes
 from composer_prime.sync.records import Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
@@ -15,15 +13,7 @@ from composer_prime.sync.terms import Terms
 
 def read_manifest(data: bytes) -> Manifest:
     """Parse a manifest's bytes. Raises ProtocolError when it speaks another version, CorruptObject when it is none."""
-    try:
-        protocol = json.loads(data).get("protocol")
-    except (ValueError, AttributeError, RecursionError):
-        protocol = PROTOCOL  # no JSON object at all: the record's own parser says so
-    if protocol != PROTOCOL:
-        raise ProtocolError(
-            f"{keys.manifest()} speaks protocol {protocol}, this composer-prime speaks {PROTOCOL}: "
-            "install the version the run was created with"
-        )
+    check_protocol(data, keys.manifest())
     return Manifest.from_bytes(data, keys.manifest())
 
 

@@ -22,9 +22,9 @@ GRACE_FLOOR_S = 1.0
 INTERVALS_KEPT = 8
 """Rounds from which a site judges how long one takes."""
 
-Verdict = Literal["valid", "coarse", "guest", "empty", "invalid"]
-"""What an offer is worth: as good as it gets; of a site whose master is coarse, or of a guest, so that it is merged but
-vouches for none; a word that there is nothing to merge; none."""
+Verdict = Literal["valid", "guest", "empty", "invalid"]
+"""What an offer is worth: as good as it gets; of a guest, so that it is merged but makes no quorum; the word that there
+is nothing to merge; none."""
 
 
 def due_fragment(versions: Sequence[int]) -> int:
@@ -112,10 +112,10 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
     the grace window when enough are valid though some live site is missing. A round in which every live site has
     offered but too few are valid merges nothing, after grace: all work is carried. So does one in which enough sites
     have sound offers, but too few of them anything to merge: a site that beats and never offers can't hold it open.
-    Coarse offers and guests' are taken with the valid ones, and don't make them enough.
+    Guests' offers are taken with the valid ones, and don't make them enough.
     """
     counts = Counter(view.verdicts.values())
-    worth = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict in ("valid", "coarse", "guest")))
+    worth = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict in ("valid", "guest")))
     everyone = view.live <= view.verdicts.keys()
     enough = counts["valid"] >= quorum
     if enough and everyone:

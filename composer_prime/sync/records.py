@@ -57,9 +57,8 @@ class Offer(Signed):
     incarnation: Count
     fragment: Count
     version: Count
-    base_sha: Sha256 | None
-    """sha256 of master(fragment, version), on which this offer stands; None: this site's master is coarse, it
-    vouches for none and doesn't count towards the quorum."""
+    base_sha: Sha256
+    """sha256 of master(fragment, version), on which this offer stands."""
     tokens: Count
     """Tokens trained behind this movement."""
     steps: Count

@@ -5,7 +5,7 @@ Nothing local enters here: two replicas that have read the same log hold the sam
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
@@ -86,8 +86,6 @@ class Replica:
         self.closing: Closing | None = None
         """The open round's commit, once it is there, until its merge is complete."""
         self._looked: bytes | None = None
-        self.on_pass: Callable[[], None] = lambda: None
-        """Called when a round has been passed, with all that was read for it found sound."""
         master = start or newest_master(store, run, roster, fragment, at_most=at_most)
         if master is None:
             raise CorruptObject(
@@ -138,11 +136,6 @@ class Replica:
             self.closing = found
         return self._merge(self.closing)
 
-    @property
-    def is_judge(self) -> bool:
-        """Whether it knows enough to call a commit void, or to make one: a coarse master has no hash to compare."""
-        return not self.master.coarse
-
     def look(self) -> bytes | None:
         """The bytes of the open round's commit, kept for `advance`; None while there is none."""
         if self._looked is None and self.closing is None and self.version < self._terms.final_version:
@@ -167,10 +160,10 @@ class Replica:
             terms=self._terms,
             guests=self._roster.guests(commit.admissions),
         )
-        if self.is_judge and fault is None and commit.base_sha != self.master.sha256:
+        if fault is None and commit.base_sha != self.master.sha256:
             fault = f"stands on master {commit.base_sha[:16]}, the log makes {self.master.sha256[:16]} here"
         if fault is not None:
-            if self.is_judge and self._site:
+            if self._site:
                 self.check_agrees(self._bases_of_others())
             return self._void(fault, commit)
         now = self._runtime.now()
@@ -189,10 +182,9 @@ class Replica:
         return None
 
     def _void(self, fault: str, commit: Commit | None) -> Round:
-        """A round that took nothing, since its commit is faulty; who is no judge only doubts it."""
+        """A round that took nothing, since its commit is faulty."""
         fault = fault[:MAX_REASON]
-        if self.is_judge:
-            logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
+        logger.error("commit_void fragment=%d version=%d fault=%s", self.fragment, self.version, fault)
         refused = {} if commit is None else {entry.site: entry.why for entry in commit.refused}
         return Round(self.fragment, self.version, (), refused, fault)
 
@@ -219,7 +211,7 @@ class Replica:
         moved = nesterov_next(master.weights, mean, master.momentum, lr=terms.lr, mu=terms.momentum)
         if moved is None:
             return self._pass_void(self._void("its merge isn't finite", commit), closing.commit_sha)
-        following = Master(self.fragment, master.version + 1, *moved, coarse=master.coarse)
+        following = Master(self.fragment, master.version + 1, *moved)
         return [self._pass(closed, following, closing.commit_sha, commit)]
 
     def reduce(self, index: int) -> None:
@@ -233,32 +225,14 @@ class Replica:
         self.history.add(self.version, commit)
         self.master = master
         self._forget_round()
-        self.on_pass()
         return closed
 
     def _pass_void(self, void: Round, commit_sha: str) -> list[Round]:
-        """Who is no judge waits, unless a newer snapshot stands: what it waits for may be gone with the log before."""
-        if self.is_judge:
-            return [self._pass(void, self.master.unchanged(), commit_sha, None)]
-        return self._jump() if any(self._newer_snapshots(self.version)) else []
+        return [self._pass(void, self.master.unchanged(), commit_sha, None)]
 
     def _forget_round(self) -> None:
         self.closing = self._looked = None
         self.merger.forget()
-
-    def become(self, exact: "Replica") -> None:
-        """Stand where a replica of the same version stands whose master is whole; ours was coarse.
-
-        Raises ProtocolError when it has read the log otherwise: a coarse replica can't tell whether a commit stands on
-        the right master, and what this site was told of its offer may be wrong then.
-        """
-        if exact.history.taken != self.history.taken:
-            raise ProtocolError(
-                f"fragment {self.fragment}: with a coarse master, this site took a round before version {self.version} "
-                "for sound that the log calls void: start it again, it goes on from its checkpoint"
-            )
-        self.master, self.history, self.previous = exact.master, exact.history, exact.previous
-        self._forget_round()
 
     # --- when the log differs, or is gone ---------------------------------------------------------------------------
 
@@ -283,7 +257,7 @@ class Replica:
         return [
             record.base_sha
             for key, record in zip(names, records, strict=True)
-            if record is not None and record.base_sha is not None and keys.offer_site(key) != self._site
+            if record is not None and keys.offer_site(key) != self._site
             if record.site not in self._roster.guests()
             if record.is_at(keys.offer_site(key), self.fragment, self.version)
             if self._roster.fault(record, record.site) is None

@@ -78,10 +78,6 @@ class RoundCloser:
                 del self._intervals[:-64]
             self._closed_at = now
 
-    def judge_anew(self, fragment: int) -> None:
-        """Forget what was seen of its open round: it was judged by another master than the one that is known now."""
-        self._rounds.pop(fragment, None)
-
     @property
     def grace_s(self) -> float:
         """How long this site waits, just now, for sites that are late."""
@@ -91,12 +87,6 @@ class RoundCloser:
     def is_gathering(self) -> bool:
         """Whether another site's offer stands in a round of ours: the rest, and a commit, are likely to come soon."""
         return any(current.verdicts.keys() - {self._site} for current in list(self._rounds.values()))
-
-    def is_vouched_for(self, replica: Replica) -> bool:
-        """Whether as many other sites as the quorum have offered on one and the same master of the open round."""
-        current = self._look(replica)
-        sound = [base for site, base in current.bases.items() if current.verdicts[site] in ("valid", "empty")]
-        return max(Counter(sound).values(), default=0) >= self._terms.quorum
 
     def serve(self, replica: Replica) -> bool:
         """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
@@ -109,13 +99,12 @@ class RoundCloser:
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
         guests = self._roster.guests()
-        if not replica.is_judge or self._site in guests or not self._decide(current, live, now).close:
+        if self._site in guests or not self._decide(current, live, now).close:
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
-        able = {site for site, verdict in current.verdicts.items() if verdict != "coarse"}
-        rank = commit_rank(self._site, (live & able) - guests, *_place(replica))
+        rank = commit_rank(self._site, (live & current.verdicts.keys()) - guests, *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
             return False
         self._members.notice_newcomers()  # a site that joined a moment ago is waited for
@@ -195,8 +184,7 @@ class RoundCloser:
             return str(error)
 
     def _base_of(self, offer: Offer, site: str, replica: Replica) -> str | None:
-        """The master that an offer vouches for; None where it names none, is a guest's, or isn't its site's for this
-        round."""
+        """The master that an offer vouches for; None where it is a guest's, or isn't its site's for this round."""
         if site in self._roster.guests():
             return None
         is_own = offer.is_at(site, *_place(replica)) and self._roster.fault(offer, site) is None
@@ -211,7 +199,7 @@ class RoundCloser:
             site=site,
             facts=replica.coding.facts,
             version=replica.version,
-            base_sha=replica.master.sha256 if replica.is_judge else None,
+            base_sha=replica.master.sha256,
             taken=replica.history.taken,
             terms=self._terms,
         )
@@ -273,7 +261,7 @@ class RoundCloser:
         return self._store.create(keys.commit(replica.fragment, current.version), data)
 
     def _fitting(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> dict[str, Offer]:
-        """The offers that one record has room for, those that vouch for the master first, then as drawn per round."""
+        """The offers that one record has room for, members' first, then as drawn per round."""
 
         def order(site: str) -> tuple[bool, int]:
             return current.verdicts[site] != "valid", commit_rank(site, sites, *_place(replica))
@@ -289,9 +277,7 @@ class RoundCloser:
 def _worth(offer: Offer, *, is_guest: bool) -> Verdict:
     if offer.payload is None:
         return "empty"
-    if is_guest:
-        return "guest"
-    return "valid" if offer.base_sha is not None else "coarse"
+    return "guest" if is_guest else "valid"
 
 
 def _place(replica: Replica) -> tuple[int, int]:

@@ -67,20 +67,20 @@ def offer_fault(
     site: str,
     facts: FragmentFacts,
     version: int,
-    base_sha: str | None,
+    base_sha: str,
     taken: TakenBefore,
     terms: Terms,
 ) -> str | None:
     """Why this offer can't be part of the round, from its record alone; None when it can.
 
     site, version   what the offer's key says
-    base_sha        the hash of the master on which the round stands; None when it isn't known here
+    base_sha        the hash of the master on which the round stands
     taken           what earlier commits took: a payload is taken at most once
     """
     if not offer.is_at(site, facts.index, version):
         return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {facts.index}/{version}"
-    if None not in (offer.base_sha, base_sha) and offer.base_sha != base_sha:
-        return f"stands on master {str(offer.base_sha)[:16]}, the round on {str(base_sha)[:16]}"
+    if offer.base_sha != base_sha:
+        return f"stands on master {offer.base_sha[:16]}, the round on {base_sha[:16]}"
     if offer.payload is None:
         return None
     if offer.codec != terms.codec:
@@ -248,9 +248,9 @@ def commit_fault(
     sites = [entry.site for entry in commit.taken]
     if sites != sorted(set(sites)):
         return "its offers are not sorted by site, or a site stands twice"
-    num_vouching = sum(entry.offer.base_sha is not None and entry.site not in guests for entry in commit.taken)
-    if commit.taken and num_vouching < terms.quorum:
-        return f"takes {num_vouching} offers of members that vouch for a master, the quorum is {terms.quorum}"
+    num_members = sum(site not in guests for site in sites)
+    if sites and num_members < terms.quorum:
+        return f"takes {num_members} offers of members, the quorum is {terms.quorum}"
     for entry in commit.taken:
         if entry.offer.payload is None:
             return f"takes an offer of {entry.site} that has nothing to merge"

@@ -38,7 +38,7 @@ RENDERERS = (
 """Those of the renderers package that are text alone. "custom" imports a path; others trust a model's own code;
 "default" runs the model's chat template, in the sandbox of transformers."""
 LOCAL_KEYS = (
-    "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name", "site.exact_join_s",
+    "output_dir", "clean", "sites", "launch", "site.name", "site.key_file", "site.same_name",
     "site.device", "site.threads", "site.micro_batch_tokens", "site.max_mbit_up", "site.max_mbit_down",
     "inference.python", "inference.server", "prime_rl.command", "prime_rl.first_port", "env_vars", "slurm", "log",
     "monitors", "outer.store", "outer.owner", "hints.api_key_var",

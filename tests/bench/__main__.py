@@ -3,7 +3,6 @@
 python -m tests.bench storm --sites 16 --minutes 10
 """
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -89,17 +88,12 @@ def join(
     rate: Annotated[float, typer.Option(min=0.1, help="Mbit/s of the joining site's link, each way.")] = 10,
     params: Annotated[int, typer.Option(min=1, help="Parameters, first in bf16, masters in fp32.")] = 30_800_000,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds of an inner step, a timed wait.")] = 0.03,
-    exact_join_s: Annotated[
-        float,
-        typer.Option(min=0, help="site.exact_join_s: for how long whole masters are waited for; inf: for any time."),
-    ] = 20,
     json_path: Annotated[Path | None, typer.Option("--json", help="Where the numbers go as JSON.")] = None,
 ) -> None:
     """How soon a site that comes late contributes, over a real slow link. Needs root and iproute2."""
     from tests.bench.join.join import cells_of, main
 
-    patience = {"exact_join_s": None if exact_join_s == math.inf else exact_join_s}
-    main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s, **patience), json_path)
+    main(cells_of(after, weights, codec, rate_mbit=rate, params=params, step_s=step_s), json_path)
 
 
 @app.command("join-command")

@@ -13,8 +13,7 @@ WATCHED = {
     "offer_stands_already": "log: offer of an older process stands",
     "own_offer_lost": "log: own offer's payload gone",
     "round_under_way": "log: came back while a round was under way",
-    "master_whole": "join: a coarse master made whole",
-    "lower_half_refused": "join: lower half refused",
+    "learns": "join: as a learner",
     "garbage_collected": "garbage: collected",
     "snapshot_failed": "store: snapshot failed",
     "garbage_left": "store: garbage left",
@@ -59,13 +58,13 @@ def _known() -> frozenset[str]:
         "fault": strikes,
         "garbage": ("made again by a late request", "object deleted"),
         "guests": ("a commit by a host", "a part by a host"),
-        "join": tuple(f"begins at the {which} master" for which in ("first", "held", "newest", "upper")),
-        "offer": ("on a coarse master", "payload of an earlier round"),
+        "join": ("begins at the held master", "begins at the newest master", "a learner's movement carried"),
+        "offer": ("payload of an earlier round",),
         "part": ("merged by its first choice", "taken over", "an offer excluded"),
         "refused": (*REFUSALS.values(), "unsound record"),
         "request": ("answer lost", "cut", "lost", "payload unreadable", "repeated"),
         "return": (*returns, *(f"{what}, others merged" for what in behind)),
-        "site": ("carried", "close", "merged", "offer", "whole"),
+        "site": ("carried", "close", "merged", "offer"),
     }
     named = {f"{group}: {what}" for group, names in groups.items() for what in names}
     return frozenset(named | set(WATCHED.values()) | {"join failed, tried again"})
@@ -74,7 +73,6 @@ def _known() -> frozenset[str]:
 KNOWN = _known()
 """Every branch that the hooks can name, so that the table shows those that were never met, too."""
 OUT_OF_REACH = {
-    "join: begins at the first master": "all have the model's weights; tests/sync/test_beginning.py has one without",
     "refused: unsound record": "no sound site writes one; tests/spec/test_verdicts.py has each kind",
     "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",
 }

@@ -143,8 +143,6 @@ class Invariants:
                 self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
             if keys.parse_payload(entry.payload)[1] < commit.version:
                 self._world.coverage.branch("offer: payload of an earlier round")
-            if entry.offer.base_sha is None:
-                self._world.coverage.branch("offer: on a coarse master")
             took[entry.site] = Took(entry.tokens, movement, entry.payload, entry.incarnation)
         self.commits[place] = took
         self._world.coverage.branch(
@@ -179,8 +177,6 @@ class Invariants:
     # --- masters ----------------------------------------------------------------------------------------------------
 
     def master(self, process: SiteProcess, master: Master) -> None:
-        if master.coarse:
-            return
         if master.fragment in process.flipped:
             return
         known = self._masters.setdefault((master.fragment, master.version), master.sha256)
@@ -232,11 +228,12 @@ class Invariants:
         saved = process.checkpoint
         for index, (book, stand) in enumerate(zip(process.books, outer._stands, strict=True)):
             self._catch_up(process, index)
+            self._check_learned(process, index)
             book.missed, book.joined_at, book.foreign = stand.ledger.missed_rounds, stand.version, False
             limit = process.site.most_trained.get(index, 0)
             if stand.ledger.trained > limit:
                 self.violate(f"{process.site.name} came back with {stand.ledger.trained} tokens, {limit} were trained")
-            if saved is None or outer.finished or saved.at_end:
+            if saved is None or not saved.books or outer.finished or saved.at_end:
                 self._rebase(process, index)
                 continue
             book.offset, book.merged_offset = saved.books[index]
@@ -245,11 +242,23 @@ class Invariants:
         if not outer.finished:
             self.stepped(process)
 
+    def _check_learned(self, process: SiteProcess, index: int) -> None:
+        """All that a learner trained is carried, by its count and in its values."""
+        stand, learned = process.outer._stands[index], sum(process.learned)
+        if not learned or process.outer.finished:
+            return
+        self._world.coverage.branch("join: a learner's movement carried")
+        here = float(stand.base[process.site.index]) - float(process.arrays[index][process.site.index])
+        is_off = abs(here - stand.ledger.carried * UNIT) > TOLERANCE
+        if stand.ledger.carried < learned or (is_off and self._exact and not self._lossy):
+            self.violate(f"{process.site.name} learned {learned} tokens and carries {here / UNIT:.3f}: {stand.ledger}")
+
     def trains(self, process: SiteProcess, tokens: int) -> None:
         """Before an inner step is told to the outer loop."""
         most = process.site.most_trained
         for index, stand in enumerate(process.outer._stands):
-            most[index] = max(most.get(index, 0), stand.ledger.trained + tokens)
+            known = stand.ledger.trained if process.watched else most.get(index, 0)  # a learner may not know all of it
+            most[index] = max(most.get(index, 0), known + tokens)
 
     def stepped(self, process: SiteProcess) -> None:
         """After every inner step: no token is lost or counted twice, by the ledger and by the values themselves."""
@@ -308,7 +317,8 @@ class Invariants:
         book.merged_offset = book.tokens - stand.ledger.merged
 
     def _hook_tape(self, process: SiteProcess) -> None:
-        tape, write = process.outer._tape, process.outer._tape.write
+        tape = process.outer._entered.tape
+        write = tape.write
 
         def watch(event: str, **fields: Any) -> None:
             write(event, **fields)
@@ -341,8 +351,6 @@ class Invariants:
             book.moved_on |= self._lossy or why != "stale"
         elif event != "waits":  # it decides nothing
             coverage.branch(f"site: {event}")
-            if event == "whole":
-                self._world.progress.in_order_from_now(process.site.name)
 
     def _moved_on(self, process: SiteProcess, fragment: int, version: int) -> bool:
         """Whether any round between the master that a process stands on and the one it adopts now took something."""

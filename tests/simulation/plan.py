@@ -55,7 +55,7 @@ class Plan:
     signed: bool
     faults: tuple[Fault, ...]
     hasty: bool = False
-    """Whether sites that join begin with the upper halves of masters wherever they can."""
+    """Whether all sites bring the model's weights and take long to read masters, so that who joins is a learner."""
     guests: tuple[int, ...] = ()
     """Sites that the owner lets offer and nothing else; in a signed run."""
 

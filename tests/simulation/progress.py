@@ -31,7 +31,7 @@ class Progress:
         self._closed_at_s = self._world.scheduler.time
 
     def in_order_from_now(self, name: str) -> None:
-        """A site has joined, or its last master has become whole."""
+        """A site has joined."""
         self._out_at_s[name] = self._world.scheduler.time
 
     def look(self) -> None:
@@ -64,4 +64,4 @@ def _in_order(site: "Site") -> bool:
     process = site.process
     if process is None or process.state != "training" or process.process.is_paused or not site.link.is_clean:
         return False
-    return not process.flipped and not process.outer._courier.is_coarse()  # with such masters nobody can commit
+    return process.watched and not process.flipped  # a learner makes no commits, nor does who has a wrong master

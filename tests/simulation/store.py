@@ -14,6 +14,7 @@ from typing import Any
 from greenlet import GreenletExit
 
 from composer_prime.errors import KeyMissing, StoreError
+from composer_prime.outer.master_header import HEADER_BYTES
 from tests.simulation.runtime import Process
 
 OVERWRITTEN = "/beat"
@@ -94,7 +95,7 @@ class Link:
 
     latency_s      of a request, on average
     upload_s       more, for each payload or master
-    half_s         more, to read a part of a master that doesn't begin with its head
+    master_s       more, to read a whole master, on average
     factor         of both, while the link is slow
     num_cuts       faults that let nothing through, just now
     loss           probability that a request is lost, or its answer, or that it is sent twice
@@ -105,7 +106,7 @@ class Link:
 
     latency_s: float = 0.03
     upload_s: float = 0.1
-    half_s: float = 0.0
+    master_s: float = 0.0
     factor: float = 1.0
     num_cuts: int = 0
     loss: float = 0.0
@@ -159,8 +160,8 @@ class SimStore:
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        if start and self._link.half_s and key.startswith("masters/"):
-            self._sleep(self._link.half_s * 2 * self._rng.random())
+        if length > HEADER_BYTES and self._link.master_s and key.startswith("masters/"):
+            self._sleep(self._link.master_s * 2 * self._rng.random())
         data = self.get(key)
         return data if start == 0 and length >= len(data) else data[start : start + length]
 

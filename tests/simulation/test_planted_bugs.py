@@ -158,18 +158,15 @@ def _has_crash(plan: Plan) -> bool:
     return bool(faults_of(plan) & {"crash", "crash_old"})
 
 
-def test_coarse_master_taken_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    become = Replica.become
-
-    def keep_own(self: Any, exact: Replica) -> None:
-        weights = self.master.weights
-        become(self, exact)
-        self.master = replace(self.master, weights=weights, known_sha=None)
+def test_movement_of_a_learner_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = returning.Returning.stand
 
     def plant() -> None:
-        monkeypatch.setattr(Replica, "become", keep_own)
+        monkeypatch.setattr(
+            returning.Returning, "stand", lambda self, replica, saved, start: stand(self, replica, saved)
+        )
 
-    check(monkeypatch, "another master", plant, lambda plan: plan.hasty and plan.terms.rounds > 2)
+    check(monkeypatch, " learned ", plant, lambda plan: plan.hasty and bool(faults_of(plan) & {"late"}))
 
 
 def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:

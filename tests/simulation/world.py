@@ -94,7 +94,7 @@ class World:
     def _site(self, index: int, rng: random.Random) -> Site:
         link = Link(latency_s=0.01 + 0.05 * rng.random(), upload_s=0.05 + 0.2 * rng.random())
         if self.plan.hasty:
-            link.half_s = self.plan.turn_s * (1 + index % 3)
+            link.master_s = 3.0 + 4.0 * (index % 3)
         own = random.Random(rng.random())
         return Site(f"s{index:02d}", index, link, own, self.plan.step_s)
 

@@ -79,7 +79,7 @@ def offer_fault(offer: Record, log: Log, terms: Record) -> str | None:
     """What keeps an offer out of the round that is open in `log`; signatures and the round's others aside."""
     if (offer["fragment"], offer["version"]) != (log.fragment, log.version):
         return "is of another round"
-    if offer["base_sha"] not in (None, log.master_sha):
+    if offer["base_sha"] != log.master_sha:
         return "stands on another master"
     if offer["payload"] is None:
         return None
@@ -186,8 +186,8 @@ def commit_fault(commit: Record, log: Log, terms: Record, members: Members) -> s
     if len(shas) != len(set(shas)):
         return "takes two equal offers"
     members_offers = [offer for offer in offers if offer["site"] not in admission.guests]
-    if offers and sum(offer["base_sha"] == log.master_sha for offer in members_offers) < terms["quorum"]:
-        return "takes fewer offers on its master than the quorum"
+    if offers and len(members_offers) < terms["quorum"]:
+        return "takes fewer members' offers than the quorum"
     if [each["multiplier"] for each in commit["taken"]] != multipliers(offers, terms, admission.guests):
         return "has other multipliers than the rule's"
     if commit["num_parts"] != parts_of(len(offers), log.slices, terms):

@@ -120,7 +120,6 @@ SOUND: dict[str, Forgery] = {
     "other words for people": lambda forger: forger.changed(
         refused=(Refused(site="No Name!", why="\u20ac\x7f"),), incarnation=2**53
     ),
-    "no master named by two of four": lambda forger: forger.taking(forger.changed_offers("ac", base_sha=None)),
     "a payload as old as it may be": moved_by_a("a", at=2),
     "a's own bytes once more, under another key": moved_by_a("a", back=1),
     "the same zeros of two sites": zeros_of_two,
@@ -180,10 +179,6 @@ VOID: dict[str, tuple[str, Forgery]] = {
         lambda forger: forger.changed(taken=forger.commit.taken[:1] + forger.commit.taken),
     ),
     "fewer offers than the quorum": ("the quorum is 2", lambda forger: forger.taking([forger.offers()["a"]])),
-    "no master named by three of four": (
-        "the quorum is 2",
-        lambda forger: forger.taking(forger.changed_offers("acd", base_sha=None)),
-    ),
     "members fewer than the quorum": (
         "the quorum is 2",
         lambda forger: forger.taking([forger.offers()[site] for site in "ac"]),

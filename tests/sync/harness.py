@@ -16,6 +16,7 @@ from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
+from composer_prime.sync.learning import Held, Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Commit
 from composer_prime.sync.runtime import Condition, Task
@@ -141,7 +142,7 @@ class HandSite:
         key: SigningKey | None = None,
         founding: Founding | None = None,
         journal: Journal | None = None,
-        patience_s: float | None = None,
+        held: Held | None = None,
     ) -> None:
         params = LocalParameters(dict(trainable((net or make_net(seed)).named_parameters())))
         self.name = name
@@ -149,9 +150,9 @@ class HandSite:
         self.runtime = HandRuntime(clock)
         self.run = create_or_join(store, terms, "run", name, params, self.runtime, founding or Founding())
         identity = SiteIdentity(name, key)
-        entered = enter(store, self.run, identity, runtime=self.runtime, journal=journal, patience_s=patience_s)
+        entered = enter(store, self.run, identity, self.runtime)
         self.roster, self.incarnation, self.pulse = entered.roster, entered.incarnation, entered.pulse
-        self.courier = entered.courier
+        self.courier = Present(store, entered, runtime=self.runtime, held=held, journal=journal).read()
         self.replicas = [self.courier.replica(index) for index in range(len(self.run.fragments))]
         self.trained = 0
         self.beat()
@@ -210,16 +211,13 @@ class ThreadSite(threading.Thread):
         journal: Journal | None = None,
         key: SigningKey | None = None,
         founding: Founding | None = None,
-        exact_join_s: float | None = 20.0,
         replace: bool = True,
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
         self.net = make_net(seed, width)
         identity = SiteIdentity(name, key, replace)
-        self.outer = OuterLoop(
-            store, terms, run="run", site=identity, founding=founding, journal=journal, exact_join_s=exact_join_s
-        )
+        self.outer = OuterLoop(store, terms, run="run", site=identity, founding=founding, journal=journal)
         self.steps = 0
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -297,12 +295,12 @@ def run_sites(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
             raise site.error
 
 
-def shas(site: ThreadSite) -> list[str]:
+def shas(site: Any) -> list[str]:
     """The hashes of its masters, at its end."""
     return [master["sha256"] for master in site.summary["masters"]]
 
 
-def assert_fates_add_up(site: ThreadSite) -> None:
+def assert_fates_add_up(site: Any) -> None:
     """Every token it trained was merged or, counted, dropped."""
     for ledger in site.summary["tokens"]:
         assert ledger["trained"] == site.steps * 10

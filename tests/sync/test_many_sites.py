@@ -323,7 +323,7 @@ def test_values_that_have_no_code_once_they_are_merged_make_a_part_of_zeros_and_
 
 
 def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_were_collected(store):
-    """As the follower does that makes a coarse master whole: it merges no part, and so it can't find out by trying."""
+    """It merges no part, and so it can't find out by trying."""
     crowd, _ = parts_of_a_round(store, keep_log=False)
     first = crowd.sites[0].run.manifest.masters[0]
     start = load_master(store, crowd.sites[0].run, 0, 0, first)

@@ -214,10 +214,11 @@ def test_a_machine_that_computes_differently_is_refused_before_it_takes_part(sto
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
 
 
-def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
-    store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
-    with pytest.raises(ProtocolError, match=f"speaks protocol 99, this composer-prime speaks {PROTOCOL}"):
+def test_a_run_of_an_older_protocol_is_refused_by_both_numbers_and_left_as_it_is(store):
+    store.create(keys.manifest(), b'{"protocol":12,"whatever":true}')
+    with pytest.raises(ProtocolError, match=f"json speaks protocol 12, this composer-prime speaks {PROTOCOL}"):
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+    assert store.list("") == [keys.manifest()]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.memory import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
+from composer_prime.sync.learning import Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.runtime import PARALLEL_BODIES, ThreadRuntime, side_by_side
 from composer_prime.sync.start import Founding, create_or_join
@@ -73,7 +74,7 @@ def test_a_site_goes_on_looking_at_the_bucket_while_all_its_fragments_are_being_
     net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
     params = LocalParameters(dict(trainable(net.named_parameters())))
     run = create_or_join(store, make_terms(fragments=20, inner_steps=20), "run", "a", params, runtime, Founding())
-    courier = enter(store, run, SiteIdentity("a"), runtime=runtime, journal=None).courier
+    courier = Present(store, enter(store, run, SiteIdentity("a"), runtime), runtime=runtime).read()
     try:
         for fragment in run.fragments:
             local = torch.randn(fragment.numel)

@@ -38,19 +38,15 @@ def decide(seen: RoundView) -> RoundDecision:
 @pytest.mark.parametrize(
     ("verdicts", "live", "since_s", "take"),
     [
-        ({"a": "valid", "b": "valid", "c": "coarse"}, "abc", 0.0, ("a", "b", "c")),
-        ({"a": "valid", "b": "coarse"}, "ab", 0.0, None),  # one vouches, two must
-        ({"a": "valid", "b": "coarse"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
-        ({"a": "valid", "b": "coarse"}, "abc", 99.0, ()),  # c can't hold it open for ever
-        ({"a": "empty", "b": "empty", "c": "coarse"}, "abc", 0.0, None),  # not at once: c has something to merge
-        ({"a": "coarse", "b": "coarse"}, "abc", 0.0, None),
-        ({"a": "coarse", "b": "coarse"}, "abc", 99.0, ()),
         ({"a": "valid", "b": "valid", "c": "guest"}, "abc", 0.0, ("a", "b", "c")),
-        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),
+        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),  # one member, two must
+        ({"a": "valid", "b": "guest"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
+        ({"a": "valid", "b": "guest"}, "abc", 99.0, ()),  # c can't hold it open for ever
+        ({"a": "empty", "b": "empty", "c": "guest"}, "abc", 0.0, None),  # not at once: c has something to merge
         ({"a": "guest", "b": "guest"}, "ab", 99.0, ()),
     ],
 )
-def test_coarse_offers_and_guests_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
+def test_guests_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
     decision = decide(RoundView(verdicts, frozenset(live), since_s, since_s, since_s))
     assert (decision.take if decision.close else None) == take
 

@@ -124,11 +124,6 @@ def test_an_offer_that_equals_anothers_is_a_copy_in_its_round_and_in_later_ones(
     assert fault_of(offer("a"), taken={own_again.payload: own_again.sha256}) is None
 
 
-def test_an_offer_that_vouches_for_no_master_stands_on_any():
-    assert fault_of(offer(base_sha=None)) is None
-    assert "stands on" in (fault_of(offer(base_sha="0" * 64)) or "")
-
-
 @pytest.mark.parametrize("changes", [{"norms": (0.0, 0.0)}, {"nbytes": 63}])
 def test_two_sites_that_did_not_move_or_say_little_are_no_copies(changes):
     first, second = offer("a", seed="x", **changes), offer("b", seed="x", **changes)
@@ -182,16 +177,6 @@ def test_a_commit_of_many_offers_is_cut_into_parts():
     record = commit(terms=terms)
     assert record.num_parts == 2 and judge(record, terms=terms) is None
     assert "parts" in (judge(record.model_copy(update={"num_parts": 0}), terms=terms) or "")
-
-
-def test_a_commit_needs_a_quorum_of_offers_that_vouch_for_its_master():
-    record = commit(("a", "b", "c"))
-    silent = [
-        entry.model_copy(update={"offer": entry.offer.model_copy(update={"base_sha": None})}) for entry in record.taken
-    ]
-    assert judge(record.model_copy(update={"taken": (*record.taken[:2], silent[2])})) is None
-    alone = record.model_copy(update={"taken": (record.taken[0], *silent[1:])})
-    assert "1 offers of members that vouch for a master, the quorum is 2" in (judge(alone) or "")
 
 
 PART_SHA = "9" * 64

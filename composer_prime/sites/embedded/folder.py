@@ -31,7 +31,7 @@ MAY_DIFFER = (
 long an outer run goes on its bucket says, and refuses a site that has it otherwise."""
 
 PRIME_RL_MAY_DIFFER = (
-    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "site.exact_join_s", "sites", "ckpt",
+    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "sites", "ckpt",
     "prime_rl", "inference",
     "launch", "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
     "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",

@@ -35,9 +35,10 @@ from composer_prime.sync.journal import FileJournal
 from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
 from composer_prime.sync.records import Manifest
+from composer_prime.sync.report import OuterReport
 from composer_prime.sync.run import load_run
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import Terms
 from composer_prime.waiting import Waits

@@ -17,8 +17,9 @@ import torch
 from composer_prime.errors import SiteError
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
-from composer_prime.sync.entering import JOINING_TASK, SiteIdentity, enter
+from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
+from composer_prime.sync.learning import Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.runtime import Condition
 from composer_prime.sync.signatures import SigningKey
@@ -177,8 +178,9 @@ class _HonestSite:
     ) -> None:
         params = LocalParameters({"weight": torch.zeros(plan.numel)})
         self._run = create_or_join(store, plan.terms, "crowd", name, params, clock, founding)
-        entered = enter(store, self._run, SiteIdentity(name, key), runtime=clock, journal=None)
-        self._courier, self._pulse, self._tape = entered.courier, entered.pulse, entered.tape
+        entered = enter(store, self._run, SiteIdentity(name, key), clock)
+        self._pulse, self._tape = entered.pulse, entered.tape
+        self._courier = Present(store, entered, runtime=clock).read()
         self._random = torch.Generator().manual_seed(hash((plan.seed, ord(name))))
         common = torch.Generator().manual_seed(plan.seed)
         self._goal, self._drift = (torch.randn(plan.numel, generator=common) * far for far in (10, DRIFT))
@@ -237,8 +239,7 @@ class _Clock:
         return threading.Condition()
 
     def spawn(self, name: str, body: Callable[[], None]) -> _Done:
-        if name != JOINING_TASK:  # it would wait for time to pass
-            body()
+        body()
         return _Done()
 
     def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

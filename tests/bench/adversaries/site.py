@@ -20,6 +20,7 @@ from composer_prime.errors import ComposerPrimeError, KeyMissing
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.entering import SiteIdentity, enter
+from composer_prime.sync.learning import Present
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat, Commit, Offer, SiteState, Taken
@@ -75,8 +76,9 @@ class HostileSite:
         self._honest = frozenset(honest)
         self._store, self.site, self._runtime = store, site, runtime
         self._run = load_run(store)
-        entered = enter(store, self._run, SiteIdentity(site, key), runtime=runtime, journal=None)
-        self._roster, self._courier, self._incarnation = entered.roster, entered.courier, entered.incarnation
+        entered = enter(store, self._run, SiteIdentity(site, key), runtime)
+        self._roster, self._incarnation = entered.roster, entered.incarnation
+        self._courier = Present(store, entered, runtime=runtime).read()
         names = list(kinds)
         self._queue = deque(names[first_kind % len(names) :] + names[: first_kind % len(names)])
         self._turns = dict.fromkeys(names, 0)

@@ -38,7 +38,6 @@ class Cell:
     rate_mbit      of its link, each way
     inner_steps, fragments, sync_delay   H, P, tau
     step_s         seconds of an inner step, a timed wait
-    exact_join_s   that the third site would wait for whole masters; None: any time
     """
 
     after_rounds: int
@@ -51,7 +50,6 @@ class Cell:
     params: int = 30_800_000
     step_s: float = 0.03
     snapshot_rounds: int = 4
-    exact_join_s: float | None = 20.0
 
     def terms(self) -> dict[str, Any]:
         """The run's terms: as recipes have them, but for the end."""
@@ -81,7 +79,6 @@ class Cell:
             step_s=self.step_s,
             after_rounds=after_rounds,
             own_weights=self.own_weights or site != JOINER,
-            exact_join_s=self.exact_join_s,
             launched_at=time.monotonic(),
         )
 
@@ -91,9 +88,9 @@ class Measured:
     """What came out, in seconds from the start of the joining process.
 
     imported_s, ready_s     its imports are done; it has its model and begins to join
+    trains_s                it begins to train, if only as a learner
     joined_s                its parameters stand on the newest masters
     offered_s, merged_s     the record of its first offer stands; it has adopted a master with its work in it
-    whole_s                 all its masters are whole: with `joined_s`, unless it began with upper halves
     object_down, wire_down  bytes until it had joined: of objects, and as the cable counted them
     cpu_s                   of its process until then
     rounds                  that had closed by then, on the mean of the fragments
@@ -102,10 +99,10 @@ class Measured:
 
     imported_s: float
     ready_s: float
+    trains_s: float
     joined_s: float
     offered_s: float
     merged_s: float
-    whole_s: float
     object_down: int
     wire_down: int
     cpu_s: float
@@ -145,7 +142,7 @@ def measure(cell: Cell) -> Measured:
                 site.hear()
             net.shape(cell.rate_mbit, only=[JOINER])
             joiner = stack.enter_context(_start(cell.task(JOINER, folder, None), net, server, folder))
-            said = [joiner.hear() for _ in range(4)]
+            said = [joiner.hear() for _ in range(3)]
             for site in (*founders, joiner):
                 site.tell()
             masters = [site.hear()["masters"] for site in (*founders, joiner)]
@@ -187,10 +184,10 @@ def draw(results: Sequence[tuple[Cell, Measured]]) -> Table:
         "wire MB",
         "bound s",
         "imports s",
+        "trains s",
         "joined s",
         "offered s",
         "merged s",
-        "whole s",
     )
     for column in (*numbers, "at round", "CPU s", "masters", "load"):
         table.add_column(column, justify="right")
@@ -203,10 +200,10 @@ def draw(results: Sequence[tuple[Cell, Measured]]) -> Table:
             f"{found.wire_down / 1e6:.2f}",
             f"{found.object_down * 8 / (cell.rate_mbit * 1e6):.1f}",
             f"{found.imported_s:.1f}",
+            f"{found.trains_s:.1f}",
             f"{found.joined_s:.1f}",
             f"{found.offered_s:.1f}",
             f"{found.merged_s:.1f}",
-            f"{found.whole_s:.1f}",
             f"{found.rounds:.1f}",
             f"{found.cpu_s:.1f}",
             "equal" if found.masters_equal else "DIFFER",

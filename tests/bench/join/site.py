@@ -2,9 +2,8 @@
 
     python -m tests.bench.join.site TASK.json
 
-A founder says when it has joined, and when so many rounds have closed. Who joins says when its parameters stand on the
-masters, when its first offer's record does, when that is merged, and when all its masters are whole. All go on until a
-line on their standard input.
+A founder says when it has joined, and when so many rounds have closed. The joiner says when its parameters stand on the
+masters, when its first offer's record does, and when that is merged. All go on until a line on their standard input.
 """
 
 import json
@@ -41,7 +40,6 @@ class JoinTask:
     step_s         seconds an inner step takes: a timed wait
     after_rounds   for a founder: rounds of every fragment that it says have closed; None: it joins a run that is there
     own_weights    whether it starts with the weights that the run started from, as who has the model's files does
-    exact_join_s   seconds that it would wait for whole masters; None: any time
     launched_at    when its process was started, on this machine's monotonic clock
     """
 
@@ -53,7 +51,6 @@ class JoinTask:
     step_s: float
     after_rounds: int | None
     own_weights: bool
-    exact_join_s: float | None
     launched_at: float
 
 
@@ -88,21 +85,26 @@ def main(path: Path) -> None:
     task = JoinTask(**json.loads(path.read_text()))
     imported_s = time.monotonic() - task.launched_at
     beginnings = Beginnings()
-    heard = logging.getLogger("composer_prime.sync.beginning")
+    heard = logging.getLogger("composer_prime.sync.learning")
     heard.addHandler(beginnings)
     heard.setLevel(logging.INFO)
     terms = Terms(**task.terms)
     model = _model(task, terms)
     store, journal = FirstOffer(open_store(task.store)), FileJournal(Path(task.folder) / task.site)
-    loop = OuterLoop(store, terms, run="join", site=task.site, journal=journal, exact_join_s=task.exact_join_s)
+    loop = OuterLoop(store, terms, run="join", site=task.site, journal=journal)
     try:
         started_at = time.monotonic()
         loop.join(list(model.named_parameters().items()))  # type: ignore[arg-type]
+        trains_at, draw = time.monotonic(), random.Random(task.site)
+        while not loop.summary()["masters"]:
+            inner_step(model, task.step_s, terms.steps_per_turn)
+            loop.after_inner_step(draw.randint(*TOKENS), 1)
         joined = Moment.of(loop)
         say(
             {
                 "imported_s": imported_s,
                 "ready_s": started_at - task.launched_at,
+                "trains_s": trains_at - task.launched_at,
                 "joined_s": joined.at_s - task.launched_at,
                 "object_down": joined.object_down,
                 "wire_down": joined.wire_down,
@@ -129,7 +131,7 @@ def train(loop: OuterLoop, model: Model, task: JoinTask, terms: Terms, store: Fi
     """Inner steps until a line on the standard input; on the way, what the bench waits to hear, once."""
     enough = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), enough.set()), daemon=True).start()
-    draw, told, offered, whole = random.Random(task.site), False, False, False
+    draw, told, offered = random.Random(task.site), False, False
     while not enough.is_set():
         hurries = task.after_rounds is not None and not told
         inner_step(model, HURRY_S if hurries else task.step_s, terms.steps_per_turn)
@@ -143,9 +145,6 @@ def train(loop: OuterLoop, model: Model, task: JoinTask, terms: Terms, store: Fi
         if store.at is not None and not offered:
             offered = True
             say({"offered_s": store.at - task.launched_at})
-        if not whole and all(master["sha256"] for master in loop.summary()["masters"]):
-            whole = True
-            say({"whole_s": time.monotonic() - task.launched_at})
         if not told and any(tokens["merged"] for tokens in loop.summary()["tokens"]):
             told = True
             say({"merged_s": time.monotonic() - task.launched_at})

@@ -23,6 +23,7 @@ from composer_prime.store.base import Store
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
+from composer_prime.sync.learning import Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.start import Founding, create_or_join
@@ -104,9 +105,9 @@ def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Cour
     runtime, sites = ThreadRuntime(), []
     for name in ("a", "b"):
         run = create_or_join(store, terms, "bench", name, named, runtime, Founding())
-        entered = enter(store, run, SiteIdentity(name), runtime=runtime, journal=None)
+        entered = enter(store, run, SiteIdentity(name), runtime)
         entered.pulse.beat("live", (0,), (0,), 0, 0)
-        sites.append(entered.courier)
+        sites.append(Present(store, entered, runtime=runtime).read())
     return sites
 
 

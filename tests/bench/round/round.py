@@ -33,6 +33,7 @@ from composer_prime.sync.courier import Courier
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
+from composer_prime.sync.learning import Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.start import Founding, create_or_join
@@ -121,19 +122,18 @@ def _site(bench: RoundBench, index: int, barrier: Barrier, answers: Queue) -> No
     run = create_or_join(store, _terms(bench), "bench", SITES[index], params, runtime, Founding())
     if not index:
         barrier.wait()
-    entered = enter(store, run, SiteIdentity(SITES[index]), runtime=runtime, journal=None)
-    driver = Driver(
-        entered.courier, entered.pulse, entered.tape, runtime=runtime, beat_every_s=5.0, progress=lambda: (0, 0)
-    )
+    entered = enter(store, run, SiteIdentity(SITES[index]), runtime)
+    courier = Present(store, entered, runtime=runtime).read()
+    driver = Driver(courier, entered.pulse, entered.tape, runtime=runtime, beat_every_s=5.0, progress=lambda: (0, 0))
     driver.awaited = True  # as a training thread that has used up its delay
     driver.start("live")
     rounds, plain = [], []
-    exchange = Exchange(entered.courier, driver, params, run.fragments[0], adopts=bench.adopts)
+    exchange = Exchange(courier, driver, params, run.fragments[0], adopts=bench.adopts)
     for number in range(bench.repeats + 1):
         rounds.append(exchange.timed_round(movement * (number + 1), number, barrier))
         plain.append(_timed_plain(bench, index, number, barrier))
     driver.close()
-    entered.courier.finish()
+    courier.finish()
     answers.put((rounds, plain))
 
 
