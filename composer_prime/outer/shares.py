@@ -4,11 +4,10 @@ Apart from aggregate.py because decisions need it, and they run where there is n
 """
 
 import math
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
-
-import numpy as np
 
 from composer_prime.errors import ConfigError, ProtocolError
 
@@ -83,7 +82,8 @@ def shares(
     factors = clip_factors({site: offers[site].norm for site in sorted(offers)}, aggregate, clip, guests)
     present = [site for site in factors if site in guests.sites]
     fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
-    return {site: float(np.float32(fractions[site] * factor)) for site, factor in factors.items()}
+    factors = {site: fractions[site] * factor for site, factor in factors.items()}
+    return {site: struct.unpack("f", struct.pack("f", factor))[0] for site, factor in factors.items()}
 
 
 def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:

@@ -4,9 +4,10 @@ For trainers whose parameter names follow from their own code and not from the m
 are the creator's, the model is what the first site has loaded. No torch, so that any command may look.
 """
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
-from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -16,6 +17,9 @@ from composer_prime.sync.reading import check_protocol, read_bytes
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import ASKED, Terms
+
+if TYPE_CHECKING:
+    from composer_prime.config.recipe import RecipeBase
 
 
 class FoundingRecord(Record):
@@ -28,7 +32,7 @@ class FoundingRecord(Record):
     keys: dict[str, str] = Field(default_factory=dict)
 
 
-def first_keys(recipe: RecipeBase, site: str) -> dict[str, str]:
+def first_keys(recipe: "RecipeBase", site: str) -> dict[str, str]:
     """Whom a run of this recipe admits from the start: in a run with an owner the site that creates it, by its key."""
     if recipe.outer is None or recipe.outer.owner is None or recipe.site.key_file is None:
         return {}

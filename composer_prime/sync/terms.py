@@ -3,12 +3,16 @@
 `SharedOuter` has what a recipe may set (config/outer.py); here stands what the program fixes or derives besides.
 """
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from composer_prime.config.outer import SharedOuter
-from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.sync.canonical import Positive, Record
+
+if TYPE_CHECKING:
+    from composer_prime.config.recipe import RecipeBase
 
 
 class Terms(SharedOuter, Record):
@@ -59,7 +63,7 @@ ASKED = {*Terms.model_fields} - {"error_feedback", "gather_sites", "slices", "cl
 """What a recipe asks of a run, and must find there; the rest is as the program that created the run had it."""
 
 
-def terms_of(recipe: RecipeBase) -> Terms:
+def terms_of(recipe: "RecipeBase") -> Terms:
     """What the recipe's `[outer]` table and `max_steps` ask of a run. Raises ConfigError when it has no such table."""
     outer = recipe.outer
     if outer is None:
