@@ -226,6 +226,11 @@ class SystemRefused(SiteError):
         return cls(f"{place}: {error.strerror}{value and f' ({value})'}: {_REMEDIES[number]}{then}")
 
 
+def remedy_of(error: OSError) -> str | None:
+    """What a person does about a refusal of the system; None where it isn't one of those that are known."""
+    return _REMEDIES.get(error.errno or 0)
+
+
 _LIMITS = {errno.EFBIG: resource.RLIMIT_FSIZE, errno.EMFILE: resource.RLIMIT_NOFILE}
 _REMEDIES = {
     errno.ENOSPC: "free some space",

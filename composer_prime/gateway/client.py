@@ -14,8 +14,8 @@ from itertools import count
 from typing import Any
 
 from composer_prime.errors import StoreError
+from composer_prime.gateway.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.gateway.wire import SPAN_BYTES, Ticket, signed_headers
-from composer_prime.store.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from composer_prime.sync.signatures import SigningKey
 

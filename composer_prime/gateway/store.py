@@ -26,7 +26,6 @@ from composer_prime.gateway.wire import (
     TICKETS,
     Ticket,
 )
-from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
 from composer_prime.store.remote import Client, RemoteStore, Verdict
 from composer_prime.sync.signatures import SigningKey
 
@@ -86,43 +85,33 @@ class GatewayStore(RemoteStore):
         """See `composer_prime.store.base.Guarded`."""
         self._reach()
 
-    def create(self, key: str, data: bytes) -> bool:
-        check_create(key, data)
+    def _create(self, key: str, data: bytes) -> bool:
         return self._write("create", key, data)
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        check_key(key)
+    def _put(self, key: str, data: bytes | memoryview) -> None:
         if not self._write("put", key, data):
             raise StoreError(f"put of {key} in {self.uri} failed: other bytes stand there, and it is written once")
 
-    def get(self, key: str) -> bytes:
-        check_key(key)
-        return self._run("get", key, lambda client, left_s: _read(client, key, left_s), num_bytes=None)
+    def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
+        num_bytes = None if span is None else span[1]
+        return self._run(
+            "get", key, lambda client, left_s: _read(client, key, left_s, span or (0, None)), num_bytes=num_bytes
+        )
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        check_range(key, start, length)
-
-        def attempt(client: GatewayClient, left_s: float) -> bytes:
-            return _read(client, key, left_s, (start, length))
-
-        return self._run("get", key, attempt, num_bytes=length)
-
-    def list(self, prefix: str) -> list[str]:
-        check_prefix(prefix)
+    def _list(self, prefix: str) -> list[str]:
         data, _ = self._run("list", prefix, lambda client, left_s: client.ask("GET", f"{KEYS}?prefix={prefix}", left_s))
         try:
-            return sorted(key for key in json.loads(data)["keys"] if is_key(key))
+            return [str(key) for key in json.loads(data)["keys"]]
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"list of {prefix} in {self.uri} failed: the gateway's answer is no list") from error
 
-    def delete(self, key: str) -> None:
-        check_key(key)
+    def _delete(self, key: str) -> None:
         self._run("delete", key, lambda client, left_s: client.ask("DELETE", f"{OBJECTS}/{key}", left_s))
 
     def close(self) -> None:
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None:  # also one that was refused: its connection is open all the same
-            self._disconnect(client)
+        client, self._made = self._made, None
+        if client is not None:
+            client.close()
 
     def _write(self, operation: str, key: str, data: bytes | memoryview) -> bool:
         """Whether the bytes stand at the key: written now, or by our own first try."""
@@ -141,9 +130,6 @@ class GatewayStore(RemoteStore):
 
     def _connect(self) -> Client:
         return GatewayClient(self._place, self._key)
-
-    def _disconnect(self, client: Client) -> None:
-        client.close()
 
     def _look(self, client: Client, left_s: float) -> object:
         return client.ask("GET", SITE, left_s)

@@ -73,7 +73,7 @@ def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, opener: O
     packages = None
     if on in INSTALLS and plan.recipe.launch.image is None:
         needs = dict.fromkeys(PLATFORMS[name].package for name in (*plan.platforms, on))
-        packages = installed(plan.recipe, plan.run_uri, filter(None, needs))
+        packages = installed(plan.recipe, filter(None, needs))
         packages.wheels()
     return Order(plan, on, packages, HOST_TIMEOUT_S if is_host else TIMEOUT_S, limits, poll_s, Secrets(logins))
 

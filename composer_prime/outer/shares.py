@@ -4,11 +4,10 @@ Apart from aggregate.py because decisions need it, and they run where there is n
 """
 
 import math
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
-
-import numpy as np
 
 from composer_prime.errors import ConfigError, ProtocolError
 
@@ -91,7 +90,7 @@ def shares(
         theirs = min(guests.share, len(present) / len(factors))
         parts = {site: theirs / len(present) if site in present else 1 - theirs for site in factors}
         factors = {site: factor * parts[site] for site, factor in factors.items()}
-    return {site: float(np.float32(factor)) for site, factor in factors.items()}
+    return {site: struct.unpack("f", struct.pack("f", factor))[0] for site, factor in factors.items()}
 
 
 def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:

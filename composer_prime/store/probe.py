@@ -39,7 +39,7 @@ def probe_store(store: Store, *, site: str | None = None) -> None:
     first, second = secrets.token_bytes(32), secrets.token_bytes(32)
     try:
         won = (store.create(key, first), store.create(key, second))
-        held = store.get_range(key, 0, len(first) + 1)
+        held = store.get(key)
         listed = store.list(key)
         store.delete(key)
     except StoreError as error:
@@ -104,7 +104,7 @@ def _race(store: Store, key: str, writers: int) -> _Race:
         writing = [pool.submit(write, data) for data in offered]
     won = [data for data, written in zip(offered, writing, strict=True) if written.result()]
     try:
-        held = store.get_range(key, 0, len(offered[0]) + 32)
+        held = store.get(key)
     except KeyMissing:
         held = None
     store.delete(key)

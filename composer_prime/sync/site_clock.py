@@ -17,8 +17,7 @@ from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import Change, blending, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
-from composer_prime.store.metered import MeteredStore
-from composer_prime.store.throttled import throttle
+from composer_prime.store.metered import MeteredStore, throttle
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import BEATS_PER_LIVENESS, Entered, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled

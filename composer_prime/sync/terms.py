@@ -4,13 +4,15 @@ Defaults and bounds are the recipe's (`config/outer.py`); here stands what a run
 """
 
 import math
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.sync.canonical import Count, Positive, Record
+
+if TYPE_CHECKING:
+    from composer_prime.config.recipe import RecipeBase
 
 STEPS_PER_S = 100
 """Inner steps that no machine makes more of in a second: each samples rollouts, trains on them, and moves weights."""
@@ -122,7 +124,7 @@ class Terms(Record):
         return self
 
 
-def terms_of(recipe: RecipeBase) -> Terms:
+def terms_of(recipe: "RecipeBase") -> Terms:
     """What the recipe's `[outer]` table and `max_steps` ask of a run. Raises ConfigError when it has no such table."""
     outer = recipe.outer
     if outer is None:

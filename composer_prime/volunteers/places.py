@@ -8,7 +8,7 @@ import re
 from urllib.parse import urlsplit
 
 from composer_prime.errors import InvitationRefused
-from composer_prime.store.redirects import is_public
+from composer_prime.gateway.redirects import is_public
 from composer_prime.volunteers.invitation import Invitation, check_signature
 
 BUCKETS = ("s3", "gs", "hf")

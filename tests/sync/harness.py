@@ -12,7 +12,7 @@ from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal

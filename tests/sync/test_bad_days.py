@@ -17,7 +17,7 @@ from composer_prime.errors import (
 )
 from composer_prime.store import Store, keys
 from composer_prime.store.file import FileStore
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer

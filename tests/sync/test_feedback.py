@@ -12,7 +12,7 @@ import torch
 
 from composer_prime.errors import StoreError
 from composer_prime.store import keys, open_store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop

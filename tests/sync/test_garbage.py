@@ -8,7 +8,7 @@ import torch
 
 from composer_prime.errors import RunGone, StoreError
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import replica
 from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.members import Members

@@ -10,7 +10,7 @@ from torch import nn
 
 from composer_prime.errors import KeyMissing, PayloadLost, RunGone, StoreError, StoreUnusable
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import driver
 from composer_prime.sync.learning import READING_S
 from composer_prime.sync.reading import read_record

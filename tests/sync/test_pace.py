@@ -9,7 +9,7 @@ from torch import nn
 
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.learning import Present

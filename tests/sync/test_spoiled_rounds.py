@@ -9,7 +9,7 @@ import torch
 from composer_prime.errors import KeyMissing, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.reading import read_record

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from composer_prime.store import keys, open_store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from tests.patience import PATIENCE_S, wait_until

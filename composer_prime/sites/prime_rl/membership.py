@@ -28,7 +28,7 @@ from composer_prime.sites.prime_rl.settings import KEY, OUTER, SITE, HookSetting
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.file import sync_folder
-from composer_prime.store.throttled import throttle
+from composer_prime.store.metered import throttle
 from composer_prime.sync.entering import SiteIdentity
 from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
 from composer_prime.sync.journal import FileJournal

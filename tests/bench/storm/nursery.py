@@ -128,7 +128,7 @@ def _die_with_parent() -> None:
 
 def main(place: Path) -> None:
     """Import, then serve."""
-    import composer_prime.store.s3  # noqa: F401  (sites open their stores lazily)
+    import composer_prime.store.obstore  # noqa: F401  (sites open their stores lazily)
     from tests.bench.storm.site import run_site
 
     gc.collect()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.records import Claim
 from composer_prime.sync.run import load_run
 from composer_prime.sync.runtime import ThreadRuntime

@@ -16,7 +16,7 @@ from composer_prime.sites.prime_rl import membership, outer, settings, versions
 from composer_prime.sites.prime_rl.outer import steps
 from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
-from composer_prime.store.throttled import ThrottledStore
+from composer_prime.store.metered import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
 from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.store.meeting import Meeting
