@@ -32,6 +32,13 @@ def is_anonymous() -> bool:
     return environ.get(ANONYMOUS_VARIABLE) == "1"
 
 
+_RENEW = "renew the credentials, or let them list, read, write and delete there; they are read again at every retry"
+_ANONYMOUS = (
+    "the requests carry no credentials, since the invitation holds none for this bucket: ask the run's owner for some, "
+    "or add --use-my-aws to sign with your own"
+)
+
+
 class Verdict(Enum):
     """What a failure means for another try."""
 
@@ -136,18 +143,8 @@ class RemoteStore(Backend):
         what = f"{act} of {key} in {self.uri}" if key else f"{act} in {self.uri}"
         if self._verdict(error) is not Verdict.REFUSED:
             return self._translated(what, key, error)
-        kind, remedy = StoreError if self._reached else StoreUnusable, self._credentials_remedy
-        if is_anonymous():
-            remedy = (
-                "the requests carry no credentials, since the invitation holds none for this bucket: ask the run's "
-                "owner for some, or add --use-my-aws to sign with your own"
-            )
-        elif self._reached:
-            remedy = (
-                "renew the credentials, or let them list, read, write and delete there; they are read again at every "
-                "retry"
-            )
-        return kind(f"{what} failed: {self._cause(error)}: {remedy}")
+        kind, remedy = (StoreError, _RENEW) if self._reached else (StoreUnusable, self._credentials_remedy)
+        return kind(f"{what} failed: {self._cause(error)}: {_ANONYMOUS if is_anonymous() else remedy}")
 
 
 class Answer(NamedTuple):
