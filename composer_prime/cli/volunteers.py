@@ -142,10 +142,10 @@ def join(
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
     from composer_prime.private import keep_private
+    from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.invitation import PREFIX, read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
-    from composer_prime.volunteers.wishes import Wishes
 
     keep_private()
     found = read_invitation(invitation, sys.stdin.read() if invitation == "-" else None)
@@ -199,10 +199,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Check this machine: torch and its bits, memory, link, and what a run needs of them. Exit code 1: it can't."""
+    from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.doctor import diagnose, examine_for_invitation, examine_for_recipe, lines, to_json
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
     from composer_prime.volunteers.machine import look
-    from composer_prime.volunteers.wishes import Wishes
 
     allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, None, None, 0, *allowed)

@@ -27,12 +27,10 @@ from composer_prime.store import open_store, probe_store
 from composer_prime.store.base import Store
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms, terms_of
-from composer_prime.volunteers.consent import invited_recipe
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
+from composer_prime.volunteers.consent import Wishes, invited_recipe
+from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
 from composer_prime.volunteers.machine import Machine, look
-from composer_prime.volunteers.places import check_place
-from composer_prime.volunteers.wishes import Wishes
 
 JOIN_WARNED_S = 600.0
 FAR_S = GRACE_FLOOR_S / 4

@@ -15,17 +15,16 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
+from composer_prime.gateway.store import KEY_VARIABLE
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
 from composer_prime.volunteers.caches import elsewhere, kept_below
-from composer_prime.volunteers.consent import Ask, asked_of, confirm_environments, invited_recipe
+from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import examine, lines
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
+from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.warden import Reason, Warden
-from composer_prime.volunteers.wishes import GIB, KEY_VARIABLE, Wishes
 
 INTERRUPTED_EXIT = 130
 PAUSED_LOOK_S = 0.5

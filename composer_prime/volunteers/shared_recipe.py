@@ -25,7 +25,7 @@ from composer_prime.config.table import RUN_NAME, SHARED
 from composer_prime.config.teachers import HINT_FIELDS, HintKind, OutcomeKind
 from composer_prime.config.toml import read_toml, to_toml
 from composer_prime.errors import ConfigError, InvitationRefused
-from composer_prime.volunteers.places import is_public_url
+from composer_prime.volunteers.invitation import is_public_url
 
 LOSSES = ("composer_prime.losses.composer.composer_loss",)
 """Functions that an invitation may name as the loss: our own."""

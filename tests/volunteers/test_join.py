@@ -27,13 +27,13 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import doctor, folder
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.caches import HUB_PLACES
+from composer_prime.volunteers.consent import Wishes
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.join import folder_of, join
 from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.volunteers.warden import Reason, Warden
-from composer_prime.volunteers.wishes import Wishes
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, consenting, machine
 
 WAIT_S = 600
