@@ -250,7 +250,7 @@ class Invariants:
         self._world.coverage.branch("join: a learner's movement carried")
         here = float(stand.base[process.site.index]) - float(process.arrays[index][process.site.index])
         is_off = abs(here - stand.ledger.carried * UNIT) > TOLERANCE
-        if stand.ledger.carried < learned or (is_off and self._exact and not self._lossy):
+        if stand.ledger.carried < learned or (is_off and not self._lossy):
             self.violate(f"{process.site.name} learned {learned} tokens and carries {here / UNIT:.3f}: {stand.ledger}")
 
     def trains(self, process: SiteProcess, tokens: int) -> None:
