@@ -30,8 +30,8 @@ def keygen(
     key.save(path)
     typer.echo(key.public)
     typer.echo(
-        f"A site's key stands under [outer.keys] of a new run's recipe, by the site's name: a = \"{key.public}\"\n"
-        "The owner of a run that is there admits or invites a site, with that key: "
+        f'A site\'s key is named in its recipe under [site]: key_file = "{path}". It admits who creates a run\n'
+        "The owner of a run that is there admits or invites others: "
         f"composer-prime admit STORE --site a --public {key.public} --key OWNER.KEY\n"
         f"An owner's key stands under [outer] of a new run's recipe: owner = \"{key.public}\"",
         err=True,

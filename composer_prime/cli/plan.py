@@ -97,10 +97,11 @@ def _traffic_lines(
     from composer_prime.sync.terms import terms_of
 
     # One site alone fetches nothing, so two at the least.
-    terms, sites = terms_of(recipe), max(recipe.sites.count, len(recipe.sites.overrides), len(outer.keys), 2)
+    terms, sites = terms_of(recipe), max(recipe.sites.count, len(recipe.sites.overrides), 2)
     yield (
         f"a round of all {len(numels)} fragments takes {outer.inner_steps} inner steps, one fragment every "
-        f"{outer.due_every}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, {sites} sites:"
+        f"{outer.steps_per_turn}; "
+        f"{recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, {sites} sites:"
     )
     timed = "" if link_mbit is None else f"  {'up s':>9}  {'down s':>9}  {'round s':>9}"
     yield f"{'codec':>8}  {'up':>12}  {'down':>12}{timed}"

@@ -53,7 +53,7 @@ def traffic(terms: Terms, numels: Sequence[int], num_sites: int, codec: str = ""
     from composer_prime.outer.codecs import get_codec
     from composer_prime.outer.payloads import plan_slices
 
-    coder, merger = get_codec(codec or terms.codec), get_codec(terms.merged_codec)
+    coder, merger = get_codec(codec or terms.codec), get_codec("int8")
     up = down = 0
     for numel in numels:
         plan = plan_slices(numel, terms.slices, (coder, merger))

@@ -101,7 +101,6 @@ class Courier:
         self.returning = False
         """Whether this site has come back and had no turn since: until then it looks whether the others have theirs."""
         self._under_way: tuple[int, int] | None = None
-        self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
 
     # --- what the training thread asks ------------------------------------------------------------------------------
@@ -313,7 +312,6 @@ class Courier:
         errand = self._errands.get(closed.fragment)
         took_part = errand is not None and errand.offered_at == closed.version
         self._closer.note_closed(closed, took_part)
-        self.closed_at = self._runtime.now()
         self._tape.write(
             "round",
             fragment=closed.fragment,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, RoundWaits, SiteError, StoreError
-from composer_prime.outer.aggregate import add_guests, aggregate
+from composer_prime.outer.aggregate import add_guests, weighted_mean
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
 from composer_prime.outer.sparse import Vector, dense
@@ -170,7 +170,7 @@ class Merger:
         theirs = [each for site, each in weighted.items() if site in guests]
         if not members:
             return torch.zeros(dense(theirs[0][1]).numel())
-        merged = aggregate(self._terms.aggregate, members, trim=self._terms.trim)
+        merged = weighted_mean(members)
         if theirs:
             add_guests(merged, theirs, self._terms.guest_share)
         return merged
@@ -335,11 +335,11 @@ class Merger:
         return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
 
     def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
-        """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
+        """A part's values as they are coded; None where they are none that the codec of merged parts has a code for."""
         factors = part_shares(commit, excluded, self._terms, self._roster.guests(commit.admissions))
         try:
             return self._coding.merged_codec.encode(self._aggregate(commit, factors, vectors))
-        except SiteError:  # of values of 3e38 a mean is infinite, or no bf16: any site may send such
+        except SiteError:  # of values of 3e38 a mean is infinite: any site may send such
             return None
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:

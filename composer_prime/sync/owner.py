@@ -84,10 +84,9 @@ class Owner:
 def check_guarded(manifest: Manifest, allowed: Collection[str]) -> None:
     """Raise BadInput where one site alone could ruin the run, unless the owner allows each such term by its name."""
     terms = manifest.terms
-    weighs = terms.aggregate in ("mean", "clipped")
     for name, value, is_open, safe in (
         ("aggregate", terms.aggregate, terms.aggregate == "mean", "clipped"),
-        ("weighting", terms.weighting, weighs and terms.weighting != "equal", "equal"),
+        ("weighting", terms.weighting, terms.weighting != "equal", "equal"),
     ):
         if is_open and value not in allowed:
             why = "an offer is merged however large it is" if name == "aggregate" else "a site says itself how many"

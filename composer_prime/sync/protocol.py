@@ -32,14 +32,8 @@ def due_fragment(versions: Sequence[int]) -> int:
     return min(range(len(versions)), key=lambda index: (versions[index], index))
 
 
-def is_due(step: int, seconds: float, terms: Terms) -> bool:
-    """Rule 3: whether this inner step is a due one.
-
-    step      inner steps this site has made
-    seconds   since this site last saw a round close, or joined, or took a turn
-    """
-    if terms.pace == "seconds":
-        return seconds >= terms.seconds_per_turn
+def is_due(step: int, terms: Terms) -> bool:
+    """Rule 3: whether this inner step, of those that this site has made, is a due one."""
     return step % terms.steps_per_turn == 0
 
 

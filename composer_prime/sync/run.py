@@ -16,6 +16,9 @@ from composer_prime.sync.records import Manifest
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import FragmentFacts
 
+MERGED_CODEC = "int8"
+"""How the merged parts of a round of many sites travel."""
+
 
 @dataclass(frozen=True)
 class FragmentCoding:
@@ -30,7 +33,7 @@ class FragmentCoding:
     @classmethod
     def of(cls, fragment: Fragment, terms: Terms) -> "FragmentCoding":
         """The coding that a run's terms give."""
-        codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+        codec, merged = get_codec(terms.codec), get_codec(MERGED_CODEC)
         plan = plan_slices(fragment.numel, terms.slices, (codec, merged))
         if plan.num_slices == 1:
             bounds = codec.size_bounds(fragment.numel)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import ConfigError
 from composer_prime.outer.fragments import trainable
-from composer_prime.outer.merge import Change, blending, carry, carrying, settling
+from composer_prime.outer.merge import Change, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.metered import MeteredStore, throttle
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import BEATS_PER_LIVENESS, Entered, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
+from composer_prime.sync.founding import first_keys
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.learning import Held, Learner, Present
 from composer_prime.sync.parameters import LocalParameters, Parameters
@@ -81,7 +82,6 @@ class OuterLoop:
         self._saved = Saved()
         self._interrupted = False
         self._step = 0
-        self._turn_at = self._runtime.now()
         self._stall_s = 0.0
         self._finish_s = 0.0
         self._in_flight: _InFlight | None = None
@@ -104,7 +104,11 @@ class OuterLoop:
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys, race_store if settings.has_weights else refuse_to_create),
+            founding=Founding(
+                outer.owner,
+                first_keys(settings.recipe, settings.site),
+                race_store if settings.has_weights else refuse_to_create,
+            ),
             journal=FileJournal(settings.paths.journal),
             waits=Waits(settings.paths.waiting("trainer")),
         )
@@ -244,9 +248,9 @@ class OuterLoop:
 
     def _take_turn_if_due(self) -> None:
         self._wait_if_due()
-        if (self._is_due(self._step) or self._falls_in()) and not self._interrupted:
+        if (is_due(self._step, self._terms) or self._falls_in()) and not self._interrupted:
             self._take_turn()
-        elif self._is_due(self._step + 1):
+        elif is_due(self._step + 1, self._terms):
             self._courier.look_ahead()  # beside training, so that the next step finds the log read
             self._driver.wake()
 
@@ -261,10 +265,6 @@ class OuterLoop:
             bytes_down=traffic.bytes_down,
             adopted=tuple(self._adopted),
         )
-
-    def _is_due(self, step: int) -> bool:
-        since = max(self._turn_at, self._courier.closed_at)
-        return is_due(step, self._runtime.now() - since, self._terms)
 
     def _falls_in(self) -> bool:
         """Whether a site that has come back takes its first turn now, since the others are taking theirs (rule 12)."""
@@ -285,7 +285,6 @@ class OuterLoop:
         The courier has just read the log; a commit that came a moment ago is adopted with the next turn, and the
         offer's record, which the courier makes, stands on the newest master all the same.
         """
-        self._turn_at = self._runtime.now()
         self._courier.returning = False
         for fragment in self._fragments:
             self._adopt(fragment.index)
@@ -339,7 +338,7 @@ class OuterLoop:
         self._adopted.append(index)
 
     def _leave_out_merged(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled) -> Change:
-        """How values change when a commit took this site's capture: exactly, or blended when the run says so."""
+        """How values change when a commit took this site's capture: exactly."""
         assert stand.captured is not None
         captured, stand.captured = stand.captured, None
         stand.residual = settled.residual
@@ -350,12 +349,9 @@ class OuterLoop:
             version=master.version - 1,
             tokens=tokens,
             carried=stand.ledger.carried,
-            approximate=self._terms.merge_alpha > 0,
             bytes_up=traffic.bytes_up,
             bytes_down=traffic.bytes_down,
         )
-        if self._terms.merge_alpha > 0:
-            return blending(new_base, self._terms.merge_alpha)
         return settling(captured, new_base)
 
     def _carry(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled | None) -> Change | None:

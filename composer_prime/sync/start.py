@@ -25,7 +25,7 @@ from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.run import Run, load_run
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.snapshots import Master, store_master
-from composer_prime.sync.terms import Terms
+from composer_prime.sync.terms import ASKED, Terms
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[
     manifest = found.manifest
     differences = [
         f"outer.{name}: run {theirs!r}, recipe {getattr(terms, name)!r}"
-        for name, theirs in manifest.terms.model_dump().items()
+        for name, theirs in manifest.terms.model_dump(include=ASKED).items()
         if theirs != getattr(terms, name)
     ]
     differences += _shape_differences({p.name: p.shape for p in manifest.parameters}, dict(named_shapes))

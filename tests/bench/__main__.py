@@ -158,9 +158,6 @@ def adversaries(
     max_steps: Annotated[int, typer.Option(min=8, help="Training steps of each honest site.")] = 72,
     honest: Annotated[int, typer.Option(min=2, max=7, help="Honest sites.")] = 7,
     hostile: Annotated[int, typer.Option(min=1, max=3, help="Adversaries with admitted keys.")] = 3,
-    gather_sites: Annotated[
-        int, typer.Option(min=1, help="outer.gather_sites of the two arms; 4: their rounds are cut into parts.")
-    ] = 16,
     honest_offers: Annotated[
         int, typer.Option(min=0, help="Honest offers to judge in one process, beside the adversaries; 0: none.")
     ] = 10_000,
@@ -171,7 +168,7 @@ def adversaries(
     from tests.bench.adversaries.adversaries import main
 
     seeds = seed if runs else []
-    raise typer.Exit(main(recipe, seeds, max_steps, honest, hostile, gather_sites, honest_offers, output_dir, kind))
+    raise typer.Exit(main(recipe, seeds, max_steps, honest, hostile, honest_offers, output_dir, kind))
 
 
 if __name__ == "__main__":

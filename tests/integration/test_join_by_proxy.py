@@ -96,7 +96,6 @@ def write_recipe(folder: Path, uri: str, owner: SigningKey) -> Path:
         "orchestrator.train.filter_zero_advantages": "false",
         "outer.store": uri,
         "outer.owner": owner.public,
-        "outer.keys.a": first.public,
         "sites.count": 1,
         "site.key_file": str(folder / "a.key"),
         "output_dir": str(folder / "owner"),

@@ -22,7 +22,7 @@ from composer_prime.sync.records import Commit, Manifest, Offer, Part
 from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.validity import digests_of, part_shares
-from tests.outer.reference import numpy_aggregate, numpy_with_guests
+from tests.outer.reference import numpy_mean, numpy_with_guests
 from tests.simulation.coverage import refusal
 from tests.simulation.pins import Pins
 from tests.simulation.runtime import Process
@@ -75,7 +75,6 @@ class Invariants:
         self._masters: dict[tuple[int, int], str] = {}
         self.commits: dict[tuple[int, int], dict[str, Took]] = {}
         self._payloads: dict[str, tuple[int, int]] = {}
-        self._exact = world.terms.merge_alpha == 0
         self._codec = get_codec(world.terms.codec)
         self._codings: tuple[FragmentCoding, ...] = ()
         self._lossy = self._codec.lossy
@@ -140,7 +139,7 @@ class Invariants:
             if earlier != place:
                 self.violate(f"{entry.payload} is in commits {earlier} and {place}")
             movement = self._own_movement(entry.offer)
-            if self._exact and not self._lossy and abs(movement - entry.tokens * UNIT) > TOLERANCE:
+            if not self._lossy and abs(movement - entry.tokens * UNIT) > TOLERANCE:
                 self.violate(f"{entry.payload} says {entry.tokens} tokens and moves {movement / UNIT:.3f}")
             if keys.parse_payload(entry.payload)[1] < commit.version:
                 self._world.coverage.branch("offer: payload of an earlier round")
@@ -286,7 +285,7 @@ class Invariants:
                     f"{book.merged_offset:+}, commits took {book.tokens}"
                 )
                 self._rebase(process, index)
-            elif self._exact and abs(off := self._off(process, index)) > TOLERANCE:
+            elif abs(off := self._off(process, index)) > TOLERANCE:
                 self.violate(
                     f"{site.name}/{process.number} fragment {index} is off by {off / UNIT:.3f} tokens: {ledger}"
                 )
@@ -445,7 +444,7 @@ class Invariants:
         if not members:
             return np.zeros_like(theirs[0][1])
         terms = self._world.terms
-        merged = numpy_aggregate(terms.aggregate, members, terms.trim)
+        merged = numpy_mean(members)
         return numpy_with_guests(merged, theirs, terms.guest_share) if theirs else merged
 
     def _from_parts(self, commit: Commit, coding: FragmentCoding) -> np.ndarray | None:

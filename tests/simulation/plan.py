@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_prime.outer.codecs import get_codec
+from composer_prime.sync.run import MERGED_CODEC
 from composer_prime.sync.terms import Terms
 
 STRIKES = (
@@ -75,8 +76,6 @@ class Plan:
     @property
     def turn_s(self) -> float:
         """About how long one fragment's round takes when nothing goes wrong."""
-        if self.terms.pace == "seconds":
-            return self.terms.seconds_per_turn + self.step_s
         return self.terms.steps_per_turn * self.step_s
 
     @property
@@ -135,7 +134,7 @@ def _num_sites(rng: random.Random) -> int:
 
 def _numel(terms: Terms, num_sites: int) -> int:
     """Values of a layer: a coordinate for each site, four more, and as many as the slices of a cut payload need."""
-    codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+    codec, merged = get_codec(terms.codec), get_codec(MERGED_CODEC)
     block = max(codec.block, merged.block)
     if not codec.sliceable or block == 1 or terms.gather_sites >= num_sites:
         return num_sites + 4
@@ -156,7 +155,6 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         "lr": rng.choice((0.7, 1.0)),
         "momentum": rng.choice((0.0, 0.5)),
         "codec": "fp32",
-        "merged_codec": "fp32",
         "slices": rng.choice((1, 1, 2)),
         "quorum": quorum,
         "grace_s": grace_s,
@@ -171,18 +169,10 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.45 and num_sites > 2:
         values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(2, 4)}
-        values |= {"merged_codec": rng.choice(("fp32", "fp32", "bf16", "int8"))}
         if rng.random() < 0.3:
             values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.55:
-        values |= {
-            "aggregate": rng.choice(("clipped", "trimmed", "median")),
-            "weighting": rng.choice(("equal", "steps")),
-        }
-    if rng.random() < 0.08:
-        values["merge_alpha"] = 0.5
-    if rng.random() < 0.1:
-        values |= {"pace": "seconds", "inner_seconds": fragments * rng.choice((1.0, 2.0, 4.0))}
+        values |= {"aggregate": "clipped", "weighting": rng.choice(("equal", "steps"))}
     if rng.random() < 0.15 and 1 < num_sites < 9:
         values |= FORGETFUL | {
             "inner_steps": steps,
@@ -192,7 +182,7 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
     return Terms(**values)
 
 
-LOSSY = ("bf16", "int8", "int4", "e3m0", "topk")
+LOSSY = ("bf16", "int8", "int4", "topk")
 
 FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale_rounds": 1, "liveness_s": 5.0}
 """Terms under which the log goes soon after a site was given up."""

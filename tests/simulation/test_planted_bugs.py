@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from composer_prime.errors import StoreError
-from composer_prime.outer.aggregate import aggregate
-from composer_prime.outer.merge import blending
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.sync import courier, garbage, merging, replica, returning, rounds, site_clock
@@ -143,11 +142,7 @@ def test_residual_applied_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _is_lossy(plan: Plan) -> bool:
-    return (
-        plan.terms.codec != "fp32"
-        and plan.terms.merge_alpha == 0
-        and bool(faults_of(plan) & {"slow", "pause", "slow_upload"})
-    )
+    return plan.terms.codec != "fp32" and bool(faults_of(plan) & {"slow", "pause", "slow_upload"})
 
 
 def test_offer_counted_twice_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +266,12 @@ def test_alpha_blend_on_untaken_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def blended(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
         change = carry(self, stand, new_base, master, settled)
-        return change if settled is None else blending(new_base, 0.5)
+        return change if settled is None else lambda local, span: 0.5 * local + 0.5 * new_base[span]
 
     check(
         monkeypatch,
         " is off by ",
         lambda: monkeypatch.setattr(OuterLoop, "_carry", blended),
-        lambda plan: plan.terms.merge_alpha == 0,
     )
 
 
@@ -292,7 +286,6 @@ def test_late_work_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         " is off by ",
         lambda: monkeypatch.setattr(OuterLoop, "_carry", forget),
-        lambda plan: plan.terms.merge_alpha == 0,
     )
 
 
@@ -318,7 +311,6 @@ def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         "rounds missed",
         lambda: monkeypatch.setattr(site_clock, "is_stale", lambda *_: True),
-        lambda plan: True,
     )
 
 
@@ -340,16 +332,15 @@ def test_work_grows_old_in_void_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, "tokens after 1 rounds missed", plant, fits)
 
 
-@pytest.mark.parametrize("rule", ["trimmed", "median"])
-def test_a_robust_rule_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
-    def lowest(rule: Any, parts: Any, *, trim: float) -> Any:
+def test_a_mean_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowest(parts: Any) -> Any:
         return torch.stack([multiplier * dense(x) for multiplier, x in parts]).amin(0)
 
     check(
         monkeypatch,
         "isn't what",
-        lambda: monkeypatch.setattr(merging, "aggregate", lowest),
-        lambda plan: plan.terms.aggregate == rule and plan.num_sites > 2,
+        lambda: monkeypatch.setattr(merging, "weighted_mean", lowest),
+        lambda plan: plan.num_sites > 2,
     )
 
 
@@ -371,7 +362,7 @@ def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch
         for entry in () if closing.commit.num_parts else closing.commit.taken:
             with contextlib.suppress(StoreError):
                 parts.append((entry.multiplier, self.fetch(entry.offer)))
-        return aggregate("mean", parts, trim=0.0) if parts else pseudograd(self, closing)
+        return weighted_mean(parts) if parts else pseudograd(self, closing)
 
     check(
         monkeypatch,

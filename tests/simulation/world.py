@@ -302,7 +302,7 @@ class World:
         terms = self.terms
         slowest = max(site.step_s / min(site.skew, 1.0) for site in self.sites.values())
         upload = max(site.link.upload_s for site in self.sites.values())
-        return max(terms.steps_per_turn * slowest, terms.seconds_per_turn * 2) + upload + terms.grace_s * 2 + 5
+        return terms.steps_per_turn * slowest + upload + terms.grace_s * 2 + 5
 
     def _limit_s(self) -> float:
         """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.spec.arithmetic import multipliers, offer_norm
-from tests.spec.codecs import size_bounds
+from tests.spec.codecs import MERGED, size_bounds
 from tests.spec.layout import Slices
 from tests.spec.signing import Admission, Members
 
@@ -122,10 +122,7 @@ def _claim_fault(offer: Record, log: Log, terms: Record) -> str | None:
 
 
 def _most_steps(rounds: int, terms: Record) -> int:
-    if terms["pace"] == "steps":
-        turn = terms["inner_steps"] // terms["fragments"]
-    else:
-        turn = math.ceil(terms["inner_seconds"] / terms["fragments"] * 100)
+    turn = terms["inner_steps"] // terms["fragments"]
     return (rounds + 2) * terms["fragments"] * (turn + terms["sync_delay"])
 
 
@@ -226,6 +223,6 @@ def part_fault(
         return "has no payload"
     if part["payload"] != f"rounds/{log.fragment:04}/{log.version:08}/merged/{index:04}-{part['sha256'][:16]}":
         return "has a payload key of another part or hash"
-    if part["nbytes"] != size_bounds(terms["merged_codec"], log.part_size(index, commit["num_parts"]))[0]:
+    if part["nbytes"] != size_bounds(MERGED, log.part_size(index, commit["num_parts"]))[0]:
         return "has another size than its values"
     return None

@@ -33,7 +33,6 @@ def make_terms(**changes: Any) -> Terms:
         "inner_steps": 4,
         "fragments": 2,
         "sync_delay": 0,
-        "merge_alpha": 0.0,
         "lr": 1.0,
         "momentum": 0.0,
         "codec": "fp32",
@@ -48,13 +47,13 @@ def make_terms(**changes: Any) -> Terms:
     return Terms(**(values | changes))
 
 
-def make_net(seed: int = 0) -> nn.Module:
-    """A model of two blocks and 109 parameters, the same for the same seed."""
+def make_net(seed: int = 0, width: int = 12) -> nn.Module:
+    """A model of two blocks, of 109 parameters or wider, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 3, bias=True))
+    net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3, bias=True))
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 * (12 / width) ** 0.5)
     return net
 
 
@@ -206,6 +205,7 @@ class ThreadSite(threading.Thread):
         seed: int = 0,
         data_seed: int = 0,
         lr: float = 0.05,
+        width: int = 12,
         stop_after: int | None = None,
         state: dict[str, Any] | None = None,
         journal: Journal | None = None,
@@ -215,7 +215,7 @@ class ThreadSite(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
-        self.net = make_net(seed)
+        self.net = make_net(seed, width)
         identity = SiteIdentity(name, key, replace)
         self.outer = OuterLoop(store, terms, run="run", site=identity, founding=founding, journal=journal)
         self.steps = 0

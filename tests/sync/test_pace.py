@@ -1,7 +1,6 @@
 """Sites of different speed, and how much they do at once."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -14,44 +13,16 @@ from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.learning import Present
 from composer_prime.sync.parameters import LocalParameters
-from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.runtime import PARALLEL_BODIES, ThreadRuntime, side_by_side
 from composer_prime.sync.start import Founding, create_or_join
 from tests.crowd import Crowd
 from tests.patience import PATIENCE_S
-from tests.sync.harness import ThreadSite, make_terms, run_sites
-
-
-class Slow(ThreadSite):
-    """A site whose inner step takes a while."""
-
-    step_s = 0.0
-
-    def step(self) -> None:
-        super().step()
-        time.sleep(self.step_s)  # a machine that is slower; nothing is waited for
+from tests.sync.harness import make_terms
 
 
 @pytest.fixture
 def store(request):
     return open_store(f"memory://{request.node.name}")
-
-
-def test_by_seconds_a_fast_and_a_slow_site_meet_in_every_round_with_different_steps(store):
-    terms = make_terms(pace="seconds", inner_seconds=0.4, fragments=2, rounds=3, grace_s=60.0, sync_delay=1)
-    fast, slow = Slow(store, terms, "fast", data_seed=1), Slow(store, terms, "slow", data_seed=2)
-    fast.step_s, slow.step_s = 0.01, 0.08
-    run_sites(fast, slow)
-    assert fast.summary["masters"] == slow.summary["masters"]
-    assert fast.steps > 2 * slow.steps
-    for fragment in range(2):
-        for version in range(1, 3):
-            taken = read_record(store, Commit, keys.commit(fragment, version)).taken
-            assert [entry.site for entry in taken] == ["fast", "slow"]
-            offers = [read_record(store, Offer, keys.offer(fragment, version, site)) for site in ("fast", "slow")]
-            assert offers[0].steps > offers[1].steps
-            assert taken[0].multiplier > taken[1].multiplier, "more tokens weigh more"
 
 
 def test_parallel_requests_keep_their_order_and_raise_the_first_error_when_all_have_ended():

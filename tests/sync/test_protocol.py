@@ -133,13 +133,8 @@ def test_commit_order_is_a_permutation_and_changes_from_round_to_round():
 
 
 @pytest.mark.parametrize(("step", "due"), [(1, False), (2, True), (3, False), (4, True)])
-def test_by_steps_a_fragment_is_due_every_h_over_p(step, due):
-    assert is_due(step, 0.0, make_terms(inner_steps=4, fragments=2)) is due
-
-
-def test_by_seconds_a_fast_and_a_slow_site_are_due_at_the_same_time():
-    terms = make_terms(pace="seconds", inner_seconds=10.0, fragments=2)
-    assert [is_due(step, seconds, terms) for step, seconds in ((40, 4.9), (41, 5.0), (3, 5.1))] == [False, True, True]
+def test_by_steps_a_fragment_is_steps_per_turn_h_over_p(step, due):
+    assert is_due(step, make_terms(inner_steps=4, fragments=2)) is due
 
 
 def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():

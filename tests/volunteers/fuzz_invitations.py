@@ -33,12 +33,11 @@ from composer_prime.store import open_store
 from composer_prime.sync.canonical import PROTOCOL, canonical
 from composer_prime.volunteers import consent, doctor
 from composer_prime.volunteers import join as joining
-from composer_prime.volunteers.allowed import EMBEDDED, LOSSES, PRIME_RL, refusals
 from composer_prime.volunteers.consent import asked_of
 from composer_prime.volunteers.doctor import examine_for_invitation, lines
 from composer_prime.volunteers.invitation import Invitation, decode
 from composer_prime.volunteers.machine import Gpu, Torch
-from composer_prime.volunteers.shared_recipe import shared_toml
+from composer_prime.volunteers.shared_recipe import EMBEDDED, LOSSES, PRIME_RL, refusals, shared_toml
 from composer_prime.volunteers.wishes import Wishes
 from tests.volunteers.audit import watched
 from tests.volunteers.hostile_cases import FIELDS, KEYS, PUBLIC_URLS, Case, draw, leaves

@@ -40,7 +40,7 @@ class OwnedRun:
         self.folder = folder
         self.uri = uri or str(folder / "bucket" / "run")
         founding = Founding(owner.public, {"a": FIRST.public}) if owner else Founding()
-        self.recipe = run_recipe(owner=founding.owner, keys=dict(founding.keys), **outer)
+        self.recipe = run_recipe(owner=founding.owner, **outer)
         self.store = open_store(self.uri)
         terms, key = terms_of(self.recipe), FIRST if owner else None
         self.site = HandSite(self.store, terms, "a", [0.0], key=key, founding=founding)

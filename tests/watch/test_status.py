@@ -59,8 +59,13 @@ def test_a_closed_runs_status_agrees_with_what_its_sites_counted(store_uri, kind
 
 
 def test_bytes_are_what_the_store_holds(store):
-    sliced = {"gather_sites": 2, "codec": "fp32", "merged_codec": "fp32", "quorum": 4, "rounds": 2}
-    run_sites(*(ThreadSite(store, make_terms(**sliced), name, data_seed=place) for place, name in enumerate("abcd")))
+    sliced = {"gather_sites": 2, "codec": "fp32", "quorum": 4, "rounds": 2}
+    run_sites(
+        *(
+            ThreadSite(store, make_terms(**sliced), name, data_seed=place, width=400)
+            for place, name in enumerate("abcd")
+        )
+    )
     held = {key: len(store.get(key)) for key in store.list("")}
     parts = [held[key] for fragment in range(2) for key in merged_payloads(store, fragment)]
     status = look(store)

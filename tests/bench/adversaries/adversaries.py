@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ProcessCrashed, SiteError
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, stop
-from composer_prime.store import open_store
+from composer_prime.store import keys, open_store
+from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.verifying import Verifier
 from tests.bench.adversaries.audit import Audit, audit
@@ -60,7 +62,6 @@ def main(
     max_steps: int,
     honest: int,
     hostile: int,
-    gather_sites: int,
     honest_offers: int,
     output_dir: Path,
     kinds: Sequence[str] = (),
@@ -68,7 +69,6 @@ def main(
     """Run both arms for each seed, then the crowd, and print tables; the exit code is 1 when something got through.
 
     max_steps       training steps of each honest site
-    gather_sites    of the real runs: rounds that take more offers are cut into parts
     honest_offers   least number of honest offers that the crowd makes; 0: no crowd
     kinds           what each adversary of the real runs plays, in turn; none: all twelve
 
@@ -83,7 +83,7 @@ def main(
     found = Audit()
     pairs: list[tuple[Arm, Arm]] = []
     for seed in seeds:
-        settings = {"run.seed": seed, "max_steps": max_steps, "outer.gather_sites": gather_sites}
+        settings = {"run.seed": seed, "max_steps": max_steps}
         arms = [_run_arm(recipe, settings, honest, number, output_dir, kinds) for number in (0, hostile)]
         pairs.append((arms[0], arms[1]))
         found.add(arms[0].found)
@@ -187,6 +187,8 @@ class _Setup:
     recipe: Recipe
     folder: Path
     plans: tuple[HostilePlan, ...]
+    owner: SigningKey
+    public: Mapping[str, str]
 
     @property
     def uri(self) -> str:
@@ -201,7 +203,7 @@ class _Setup:
     ) -> _Setup:
         """Make the keys and write the recipe that every site of this arm reads."""
         names = [chr(ord("a") + index) for index in range(honest)]
-        public: dict[str, str] = {}
+        owner, public = SigningKey.generate(), dict[str, str]()
         (folder / "keys").mkdir(parents=True)
         for name in (*names, *HOSTILE_NAMES[:hostile]):
             key = SigningKey.generate()
@@ -218,11 +220,9 @@ class _Setup:
             "outer.sync_delay": 3,
             "outer.codec": "int8",
             "outer.weighting": "equal",
-            "outer.aggregate": "trimmed",
-            "outer.trim": 0.3,
-            "outer.clip": 1.0,
+            "outer.aggregate": "clipped",
             "outer.grace_s": 6.0,
-            **{f"outer.keys.{name}": key for name, key in public.items()},
+            "outer.owner": owner.public,
             **chosen,
         }
         loaded = load_recipe(recipe, [part for name, value in settings.items() for part in (f"--{name}", str(value))])
@@ -242,14 +242,16 @@ class _Setup:
             )
             for index, name in enumerate(HOSTILE_NAMES[:hostile])
         )
-        return cls(loaded, folder, plans)
+        return cls(loaded, folder, plans, owner, public)
 
     def run(self) -> None:
         """Start all sites and adversaries, and wait until the sites are done. Raises SiteError when one fails."""
         children: list[Child] = []
         try:
-            for name in self.recipe.site_names:
-                children.append(self._child(name, [*self._site_command(name)]))
+            first, *others = self.recipe.site_names
+            children.append(self._child(first, self._site_command(first)))
+            self._admit(children[0])
+            children += [self._child(name, self._site_command(name)) for name in others]
             for plan in self.plans:
                 path = plan.save(self.folder / "books" / f"{plan.site}.json")
                 children.append(
@@ -258,6 +260,18 @@ class _Setup:
             self._wait(children)
         finally:
             stop(children, STOP_S)
+
+    def _admit(self, first: Child) -> None:
+        """Wait until the first site has created the run, and admit the others. Raises ProcessCrashed."""
+        with closing(open_store(self.uri)) as store:
+            while not store.list(keys.manifest()):
+                if first.poll() is not None:
+                    raise ProcessCrashed(f"{first.role} ended: " + "\n".join(first.tail()))
+                time.sleep(POLL_S)
+            owner = Owner(store, self.owner)
+            for name, public in self.public.items():
+                if name != first.role:
+                    owner.admit(name, public)
 
     def deeds(self) -> list[Deed]:
         """What the adversaries wrote down."""

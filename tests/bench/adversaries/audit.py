@@ -15,7 +15,7 @@ from composer_prime.sync.validity import part_shares
 from tests.bench.adversaries.kinds import KINDS
 from tests.bench.adversaries.site import Deed
 
-CODECS = ("fp32", "bf16", "int8", "int4", "e3m0", "topk")
+CODECS = ("fp32", "bf16", "int8", "int4", "topk")
 ROUNDING = 1 + 1e-4
 """Norms are stated to 5 digits."""
 

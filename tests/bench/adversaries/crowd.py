@@ -87,8 +87,6 @@ class CrowdPlan:
                 "codec": self.codec,
                 "weighting": "equal",
                 "aggregate": self.aggregate,
-                "clip": 1.0,
-                "trim": 0.3,
                 "gather_sites": self.gather_sites,
                 "slices": 16 if self._is_cut else 2,
                 "quorum": 1,
@@ -251,12 +249,12 @@ class _Clock:
         """Nothing to let go of."""
 
 
-RULES = ({}, {"codec": "topk", "aggregate": "clipped"}, {"gather_sites": 4})
-"""What the crowd's runs have other than int8, a trimmed mean, and all offers of a round gathered."""
+RULES = ({}, {"codec": "topk"}, {"gather_sites": 4})
+"""What the crowd's runs have other than int8 and all offers of a round gathered."""
 
 
 def crowd_plans(honest_offers: int, honest: int, hostile: int, rounds: int = 100) -> Sequence[CrowdPlan]:
     """Runs in which at least so many honest offers are judged: of each rule in turn, each with a seed of its own."""
     num_runs = max(-(-honest_offers // (honest * rounds)), len(RULES))
-    whole = CrowdPlan("int8", "trimmed", honest, hostile, rounds)
+    whole = CrowdPlan("int8", "clipped", honest, hostile, rounds)
     return [replace(whole, seed=seed, **RULES[seed % len(RULES)]) for seed in range(num_runs)]

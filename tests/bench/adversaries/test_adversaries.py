@@ -23,7 +23,7 @@ from tests.sync.harness import ThreadSite, make_terms, run_sites
 TAKEN_BUT_BOUNDED = {"scale x1000", "sign flip", "equivocation"}
 FOUND_BY_THE_PARTS = {"NaN", "decompression bomb", "half-uploaded"}
 """In a round of parts no payload is read before the commit: these may be taken, and left out of some parts or all."""
-GATHERED = CrowdPlan("int8", "trimmed", rounds=14, seed=1)
+GATHERED = CrowdPlan("int8", "clipped", rounds=14, seed=1)
 IN_PARTS = replace(GATHERED, gather_sites=4)
 
 
@@ -73,9 +73,9 @@ def test_the_crowds_runs_make_at_least_the_offers_asked_for_by_every_rule():
     assert sum(plan.honest * plan.rounds for plan in plans) >= 10_000
     assert len({plan.seed for plan in plans}) == len(plans)
     assert {plan.title for plan in plans} == {
-        "int8, trimmed, gathered",
+        "int8, clipped, gathered",
         "topk, clipped, gathered",
-        "int8, trimmed, in parts above 4 offers",
+        "int8, clipped, in parts above 4 offers",
     }
 
 
@@ -105,7 +105,7 @@ def test_an_adversary_beside_running_sites_leaves_a_book_of_its_kinds_and_equal_
 
 def test_an_unknown_kind_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(BadInput, match="--kind 'sign flop' isn't one of scale x1000, sign flip, "):
-        main(tmp_path / "none.toml", [0], 8, 7, 3, 16, 0, tmp_path, ["sign flip", "sign flop"])
+        main(tmp_path / "none.toml", [0], 8, 7, 3, 0, tmp_path, ["sign flip", "sign flop"])
 
 
 def test_audits_add_up():

@@ -91,7 +91,6 @@ class Cell:
                 "sync_delay": self.sync_delay,
                 "codec": self.codec,
                 "owner": keys["owner"],
-                "keys": {OWNER: keys[OWNER]},
             },
             "site": {"name": OWNER, "key_file": str(folder / f"{OWNER}.key")},
         }

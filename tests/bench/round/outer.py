@@ -90,7 +90,6 @@ def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Cour
         inner_steps=1,
         fragments=1,
         sync_delay=0,
-        merge_alpha=0.0,
         lr=0.7,
         momentum=0.9,
         codec=codec,

@@ -37,12 +37,9 @@ def make_terms(plan: StormPlan, round_s: float) -> Terms:
     num_fragments = 2
     rounds = max(2, math.ceil((plan.duration_s + 10) / round_s / num_fragments))
     return Terms(
-        inner_steps=num_fragments,
+        inner_steps=num_fragments * max(1, round(plan.turn_s / plan.step_s)),
         fragments=num_fragments,  # two, so that one travels while the other is trained; each more is more requests
-        pace="seconds",  # sites that were away don't hold the others to their count of steps
-        inner_seconds=plan.turn_s * num_fragments,
         sync_delay=math.ceil(4 * plan.turn_s / plan.step_s),  # an outage shorter than some turns stops no training
-        merge_alpha=0.0,  # the exact rule, so that the tokens' book is exact
         lr=0.7,
         momentum=0.9,
         codec="int8",
