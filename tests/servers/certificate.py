@@ -7,6 +7,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 
 def write_certificate(folder: Path, *addresses: str) -> tuple[str, str]:
@@ -14,7 +15,7 @@ def write_certificate(folder: Path, *addresses: str) -> tuple[str, str]:
     now, keys = datetime.datetime.now(datetime.UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, of)]) for of in (addresses[0], "authority")]
     known = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address)) for address in addresses])
-    own = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    own = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     made = []
     for number, extensions in enumerate(((known, own), ())):
         builder = (

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from composer_prime.errors import StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys, open_store
 from composer_prime.store.obstore import MemoryStore
@@ -47,6 +48,26 @@ def test_sixteen_requests_of_a_site_are_under_way_at_once_and_no_more():
     finally:
         runtime.close()
     assert crowd.most == 16
+
+
+def test_bodies_side_by_side_may_map_and_the_first_error_is_raised_once_all_have_ended():
+    runtime, done, meet = ThreadRuntime(), [], threading.Barrier(2)
+
+    def body() -> None:
+        meet.wait(PATIENCE_S)
+        done.append(sum(runtime.map(lambda number: number, range(40))))
+
+    def failing() -> None:
+        meet.wait(PATIENCE_S)
+        raise StoreError("on cue")
+
+    try:
+        with pytest.raises(StoreError, match="on cue"):
+            side_by_side(runtime, "test", [body, failing])
+        assert done == [780]
+        side_by_side(runtime, "test", [])
+    finally:
+        runtime.close()
 
 
 def test_eight_bodies_run_side_by_side_and_no_more():
