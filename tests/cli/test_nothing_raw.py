@@ -192,7 +192,7 @@ def test_a_text_in_a_record_is_spelled_by_all_that_read_the_bucket(made, tmp_pat
     assert_nothing_raw(tmp_path / "run", capsys, monkeypatch, OF_LAUNCHES if "launches" in key else COMMANDS)
 
 
-@pytest.mark.parametrize("place", ["run", "created_by", "fingerprint", "test_vector", "owner", "codec"])
+@pytest.mark.parametrize("place", ["run", "created_by", "fingerprint", "test_vector", "owner"])
 def test_a_text_in_the_manifest_is_spelled(made, tmp_path, capsys, monkeypatch, place):
     shutil.copytree(made[0], tmp_path / "run")
     store = open_store(str(tmp_path / "run"))
