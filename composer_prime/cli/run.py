@@ -79,9 +79,9 @@ def _train(recipe: "Recipe | PrimeRecipe", site: str | None, resume: bool, dry_r
             '--dry-run checks a PRIME-RL configuration, and this recipe\'s site.backend is "embedded": see what it '
             "means with `composer-prime plan`"
         )
-    from composer_prime.sites.embedded import local_run
+    from composer_prime.sites.embedded.local_run import run_local, run_site
 
-    raise typer.Exit(local_run.run_local(recipe, resume) if site is None else local_run.run_site(recipe, site, resume))
+    raise typer.Exit(run_local(recipe, resume) if site is None else run_site(recipe, site, resume))
 
 
 def supervise(
