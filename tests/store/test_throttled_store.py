@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from composer_prime.errors import KeyMissing
-from composer_prime.store.metered import (
+from composer_prime.store.memory import MemoryStore
+from composer_prime.store.throttled import (
     FIRST_PIECE_S,
     PIECE_BYTES,
     SMALL_BYTES,
@@ -13,7 +14,6 @@ from composer_prime.store.metered import (
     TokenBucket,
     throttle,
 )
-from composer_prime.store.obstore import MemoryStore
 
 RATE = 1_000_000.0
 LARGE = bytes(range(256)) * (8 * PIECE_BYTES // 256) + b"end"

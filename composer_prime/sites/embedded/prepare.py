@@ -92,7 +92,8 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
     uri = run_uri(recipe)
     if uri is None or uri.startswith("memory://"):
         return
-    probe = partial(probe_store, site=site)
+    may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
+    probe = partial(probe_store, site=site, may_overwrite=may_overwrite)
     store = open_store(uri, recipe.site.key_file)
     try:
         if isinstance(store, FileStore):
@@ -108,7 +109,9 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
             check_new_run(recipe, store)
         elif store.list(keys.manifest()):
             manifest, terms = find_manifest(store)[0], terms_of(recipe)
-            if change := changed_terms(manifest.terms, terms):
+            # What its owner said of rounds later counts, and the trainer reads it.
+            later = {"rounds": terms.rounds} if store.list(keys.reopenings_prefix()) else {}
+            if change := changed_terms(manifest.terms.model_copy(update=later), terms):
                 raise FingerprintMismatch(
                     f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
                     f"{another_run(manifest.run, uri)}"
