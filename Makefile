@@ -1,6 +1,8 @@
 # make demo    two sites teach one policy to use tools, on this machine
 # make demo-vllm    two sites train one to reverse letters, on a real vLLM server
-# make test    the test suite                                      make lint, fmt   check, or rewrite, the style
+# make test    the tests that start no process and no server, and a few of those that do
+# make test-all    the whole suite                                 make lint, fmt   check, or rewrite, the style
+# make test-mutants    60 one-line changes of the code that decides: how many do the quick tests catch?
 # make test-prime-rl PRIME_RL_SRC=<checkout>    the tests that run upstream's own trainer, the codecs' under its torch
 #              and the teachers' gates under its verifiers, in .venv-prime-rl; PRIME_RL_NAME=v0.8.0 writes that column of docs/prime-rl.md's table
 # make test-next    environments' and tools' tests on the newest pre-releases of verifiers and renderers, in .venv-next
@@ -32,15 +34,16 @@ RECIPE ?= recipes/local/tools.toml
 VLLM_RECIPE ?= recipes/local/two_sites.toml
 PIP_ARGS ?=
 TEST_ARGS ?=
-# How many tests at a time, each file's in order; 0: one after another. On two cores four keep busy what one leaves idle.
-TEST_JOBS ?= 4
+# How many tests at a time, each file's in order; 0: one after another. Real tests wait much: four keep two cores busy.
+TEST_JOBS ?=
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 # The first interpreter that runs and is 3.11, 3.12 or 3.13.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-.PHONY: demo demo-vllm test test-next test-prime-rl prime-rl-source test-task-files lint fmt clean
+.PHONY: demo demo-vllm test test-all test-mutants test-next test-prime-rl prime-rl-source test-task-files lint fmt clean
 
 demo: $(STAMP)
 	$(BIN)/composer-prime run $(RECIPE) --clean
@@ -49,7 +52,13 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 	$(BIN)/composer-prime run $(VLLM_RECIPE) --clean --inference.engine vllm --inference.python $(VLLM_VENV)/bin/python
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	$(PYTEST) --quick --numprocesses $(or $(TEST_JOBS),2) $(TEST_ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) --numprocesses $(or $(TEST_JOBS),4) $(TEST_ARGS)
+
+test-mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --jobs $(or $(TEST_JOBS),2) $(TEST_ARGS)
 
 test-prime-rl: prime-rl-source $(PRIME_RL_STAMP)
 	PRIME_RL_SRC=$(abspath $(PRIME_RL_SRC)) PRIME_RL_NAME=$(PRIME_RL_NAME) OMP_NUM_THREADS=1 \

@@ -20,7 +20,7 @@
      +-- ProtocolError            the bucket holds what no sound site writes
      |    +-- CorruptObject         an object whose bytes don't match its record
      |    |    +-- PayloadUnsound     they have the hash that it states, and are no sound payload
-     |    +-- MasterMismatch        our masters differ from the log even after a rebuild
+     |    +-- MasterMismatch        our masters differ from the other sites'
      |    +-- Superseded            another process of our name has a higher incarnation
      |    +-- RunGone               the bucket no longer holds the run we are in
      |    |    +-- RunReplaced        it holds another one
@@ -180,7 +180,7 @@ class PayloadUnsound(CorruptObject):
 
 
 class MasterMismatch(ProtocolError):
-    """Our masters differ from what the log names, even after a rebuild."""
+    """Our masters differ from those on which the other sites' offers stand."""
 
 
 class Superseded(ProtocolError):
@@ -224,6 +224,11 @@ class SystemRefused(SiteError):
             value = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
         place = error.filename or folder or "a file"
         return cls(f"{place}: {error.strerror}{value and f' ({value})'}: {_REMEDIES[number]}{then}")
+
+
+def remedy_of(error: OSError) -> str | None:
+    """What a person does about a refusal of the system; None where it isn't one of those that are known."""
+    return _REMEDIES.get(error.errno or 0)
 
 
 _LIMITS = {errno.EFBIG: resource.RLIMIT_FSIZE, errno.EMFILE: resource.RLIMIT_NOFILE}

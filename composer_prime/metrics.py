@@ -105,7 +105,7 @@ OUTER_BYTES_DOWN = "outer/bytes_down"
 
 
 class OuterNumbers(Protocol):
-    """What the outer loop counts, after an inner step (`sync.site_clock.OuterReport`)."""
+    """What the outer loop counts, after an inner step (`sync.report.OuterReport`)."""
 
     @property
     def round(self) -> int: ...

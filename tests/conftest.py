@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import real
 from tests.servers import S3Server, moto_server
 from tests.servers import seaweed as seaweed_server
+
+pytest_addoption = real.add_options
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    real.guard()
+    config.pluginmanager.register(real, "real")
+
 
 settings.register_profile("composer-prime", deadline=None)  # a busy machine is no failure
 settings.load_profile("composer-prime")

@@ -15,6 +15,7 @@ LAYERS = (
     {"bench", "volunteers"},
     {"launch"},
     {"watch", "executors", "sites", "integrations", "gateway", "export"},
+    {"plan"},
     {"sync", "traces", "hints"},
     {"teachers"},
     {"losses", "outer", "store"},
@@ -38,14 +39,17 @@ LIGHT_ROOMS = {
     "store",
     "executors",
     "launch",
+    "plan",
     "watch",
     "volunteers",
 }
 LIGHT_SYNC = "canonical history ledger lifetime members owner protocol reading records roster runtime signatures tape"
 LIGHT_MODULES = {f"{PACKAGE}.sync", *(f"{PACKAGE}.sync.{name}" for name in f"{LIGHT_SYNC} terms validity".split())}
+LIGHT_MODULES |= {f"{PACKAGE}.gateway.{name}" for name in ("store", "client", "wire", "invitation_keys")}
 
-KEY_MODULES = {f"{PACKAGE}.store.{name}" for name in ("keys", "launch_keys", "torchft_keys")}
-KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "exports/", "snapshots/", "launches/", "invitations/")
+_KEY_MODULES = ("store.keys", "launch.launch_keys", "gateway.invitation_keys", "integrations.torchft_keys")
+KEY_MODULES = {f"{PACKAGE}.{name}" for name in _KEY_MODULES}
+KEY_STARTS = ("rounds/", "masters/", "tape/", "probe/", "launches/", "invitations/")
 KEY_PARTS = ("manifest.json", "commit.json", "claim.json", "close.json", "/offers/", "/payload/")
 
 HELP_LIMIT = 350

@@ -24,7 +24,7 @@ PART_OF = {
     "pydantic_core": "pydantic", "httpx2": "huggingface-hub", "grpclib": "modal", "anyio": "starlette",
     "h11": "uvicorn", "jinja2": "transformers",
     "tokenizers": "transformers", "mcp": "verifiers", "jsonschema": "verifiers",
-    "fsspec": "gcsfs", "google": "gcsfs", "requests": "gcsfs",
+    "fsspec": "s3fs", "botocore": "boto3",
 }  # fmt: skip
 """What the interface of a declared package is made of."""
 

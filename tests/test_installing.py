@@ -39,7 +39,7 @@ def test_nothing_of_ours_is_installed_by_its_name_alone() -> None:
 
 def test_every_folder_and_extra_that_is_installed_is_there() -> None:
     named = {word: where for where, words in commands().items() for word in words if word.startswith(".")}
-    assert {".[ssh]", ".[modal]", ".[hf]", ".[gcs]", ".[torchft]"} <= set(named)
+    assert {".[ssh]", ".[modal]", ".[hf]", ".[aws]", ".[torchft]"} <= set(named)
     for word, where in named.items():
         folder, _, extra = word.rstrip("]").replace("./composer-prime/", "./").partition("[")
         assert folder in READERS_OWN or (REPOSITORY / folder / "pyproject.toml").exists(), where
@@ -49,5 +49,5 @@ def test_every_folder_and_extra_that_is_installed_is_there() -> None:
 def test_every_extra_that_a_message_names_is_there() -> None:
     sources = "".join(path.read_text() for path in (REPOSITORY / "composer_prime").rglob("*.py"))
     told = set(re.findall(r"INSTALL\.format\('(\w+)'\)", sources))
-    assert {"gcs", "hf", "torchft"} == told and INSTALL.format("hf").endswith("pip install -e '.[hf]'")
+    assert {"aws", "hf", "torchft"} == told and INSTALL.format("hf").endswith("pip install -e '.[hf]'")
     assert {each.extra for each in PLATFORMS.values()} - {""} <= set(EXTRAS) and told <= set(EXTRAS)

@@ -78,10 +78,9 @@ def test_an_equal_message_is_counted_and_no_count_is_lost() -> None:
 def test_what_a_command_s_process_prints_by_itself_is_spelled(ends: str) -> None:
     program = f"""if True:
         from composer_prime.visible import guard_process
-        from composer_prime.gateway.serving import Listening, server_of
-        from composer_prime.gateway.connections import ConnectionLimits
+        from composer_prime.gateway.serving import server_of
         guard_process()
-        server_of(None, Listening("127.0.0.1", 0), ConnectionLimits(1))
+        server_of(None)
         text = "x\\x1b[2J"
         def fail():
             raise ValueError(text)

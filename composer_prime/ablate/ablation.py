@@ -1,19 +1,18 @@
 """The loop of an ablation: run after run, what is done kept, a line each, and the report whatever happens."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
-from composer_prime.ablate.forecast import CALIBRATION_STEPS, dollars, predicted_s, remaining_s
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.report import write_report
 from composer_prime.ablate.rows import Row
 from composer_prime.config.ablate import left_out
-from composer_prime.config.load import recipe_from_data
 from composer_prime.errors import ComposerPrimeError
+from composer_prime.plan.prices import dollars
 
 Runner = Callable[[Job, Callable[[], bool]], Row | None]
 """Trains and judges one job and writes its row, as `runner.run_job`; None when it was stopped."""
@@ -45,7 +44,7 @@ def ablate(
             if job in rows:
                 continue
             place = f"[{number}/{len(jobs)}] {job.label}"
-            with console.status(_say(f"{place} runs", began, jobs, rows)):
+            with console.status(f"{place} runs"):
                 try:
                     row = None if is_stopped() else runner(job, is_stopped)
                 except ComposerPrimeError as error:
@@ -56,10 +55,11 @@ def ablate(
                 console.print("Stopped. The same command goes on from here.")
                 return INTERRUPTED_EXIT
             rows[job] = row
+            spent, left = _clock(time.monotonic() - began), _clock(remaining_s(jobs, rows))
             line = (
                 f"{place}: held-out {row.held_out:.3f} after {row.generated_tokens:,} tokens in {_clock(row.seconds)}"
             )
-            console.print(_say(line, began, jobs, rows), markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{line}; {spent} elapsed, about {left} left", markup=False, highlight=False, soft_wrap=True)
     finally:
         if rows:
             path = write_report(jobs, rows, failed, usd_per_hour=usd_per_hour)
@@ -73,77 +73,48 @@ def finished_rows(jobs: Sequence[Job]) -> dict[Job, Row]:
     return {job: row for job, row in found if row is not None}
 
 
-def dry_run(jobs: Sequence[Job], runner: Runner, console: Console, *, usd_per_hour: float | None = None) -> None:
-    """Print the runs with predicted time and cost, and make none of them.
-
-    Where no run was timed yet, CALIBRATION_STEPS steps of the first arm are, once, in a folder of their own.
-    """
+def dry_run(jobs: Sequence[Job], console: Console, *, usd_per_hour: float | None = None) -> None:
+    """Print the runs, and the time and dollars that each took or is predicted to take; make none of them."""
     rows = finished_rows(jobs)
     _say_left_out(jobs, console)
-    calibration = None
-    if not rows:
-        job = calibration_job(jobs[0])
-        calibration = job.finished()
-        if calibration is None:
-            console.print(f"timing {CALIBRATION_STEPS} steps of {job.arm.name}, without an outer loop ...")
-            calibration = runner(job, lambda: False)
-    console.print(draw_jobs(jobs, rows, calibration, usd_per_hour))
-    source = (
-        f"finished runs, of the same arm where there are some ({len(rows)} of {len(jobs)} done)"
-        if rows
-        else f"{CALIBRATION_STEPS} steps of {jobs[0].arm.name} and one held-out evaluation on this machine; "
-        "other arms as this one, so without what teachers or hints add"
-    )
-    console.print(f"Predicted from {source}.", soft_wrap=True, highlight=False)
-
-
-def calibration_job(job: Job) -> Job:
-    """The job cut to CALIBRATION_STEPS steps, without bucket and schedule, in a folder of this arm's recipe."""
-    folder = job.folder / "calibration" / job.arm.sha256[:12]
-    data = job.recipe.to_data()
-    data.pop("outer", None)
-    data.get("trainer", {}).pop("scheduler", None)  # it may be longer than these steps
-    steps = min(CALIBRATION_STEPS, job.recipe.max_steps)
-    recipe = recipe_from_data({**data, "max_steps": steps, "output_dir": str(folder)})
-    return dataclasses.replace(job, recipe=recipe, folder=folder, measures_start=False)
-
-
-def draw_jobs(
-    jobs: Sequence[Job], rows: Mapping[Job, Row], calibration: Row | None, usd_per_hour: float | None
-) -> Table:
-    """A line a run: what it is, whether it is done, and the time and dollars it took or is predicted to take."""
     table = Table(title=f"ablation in {jobs[0].folder}", title_justify="left")
     for column in ("arm", "seed", "state"):
         table.add_column(column)
     for column in ("time", "USD"):
         table.add_column(column, justify="right")
-    left = 0.0
+
+    def add(arm: str, seed: str, state: str, seconds: float | None) -> None:
+        cost = dollars(seconds, usd_per_hour)
+        shown = "-" if cost is None else f"{cost:,.2f}" if cost >= 1 else f"{cost:.4f}"
+        table.add_row(arm, seed, state, _clock(seconds), shown)
+
     for job in jobs:
         row = rows.get(job)
-        seconds = row.seconds if row is not None else predicted_s(job, rows, calibration)
-        left += 0.0 if row is not None or seconds is None else seconds
         state = "done" if row is not None else "to continue" if job.run.root.exists() else "to do"
-        table.add_row(job.arm.name, str(job.seed), state, _clock(seconds), show_usd(dollars(seconds, usd_per_hour)))
+        add(job.arm.name, str(job.seed), state, row.seconds if row is not None else predicted_s(job, rows))
     table.add_section()
-    count = f"{len(jobs) - len(rows)} runs"
-    table.add_row("left", "", count, _clock(left), show_usd(dollars(left, usd_per_hour)))
-    return table
+    add("left", "", f"{len(jobs) - len(rows)} runs", remaining_s(jobs, rows))
+    console.print(table)
+    source = (
+        f"{len(rows)} of {len(jobs)} runs, of the same arm where there are some" if rows else "the first that is done"
+    )
+    console.print(f"Times are predicted from {source}.", soft_wrap=True, highlight=False)
 
 
-def show_usd(amount: float | None) -> str:
-    """Dollars for people, "-" where the price isn't known."""
-    return "-" if amount is None else f"{amount:,.2f}" if amount >= 1 else f"{amount:.4f}"
+def predicted_s(job: Job, rows: Mapping[Job, Row]) -> float | None:
+    """Seconds that a run will take, by its steps: from finished runs of its arm, else of any arm; None without one."""
+    timed = [row for other, row in rows.items() if other.arm.name == job.arm.name] or list(rows.values())
+    return fmean(row.seconds / row.steps * job.recipe.max_steps for row in timed) if timed else None
+
+
+def remaining_s(jobs: Sequence[Job], rows: Mapping[Job, Row]) -> float | None:
+    """Seconds of all the runs without a row; None while there is no row."""
+    return sum(predicted_s(job, rows) or 0.0 for job in jobs if job not in rows) if rows else None
 
 
 def _say_left_out(jobs: Sequence[Job], console: Console) -> None:
     for line in left_out([job.arm for job in jobs]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(line: str, began: float, jobs: Sequence[Job], rows: Mapping[Job, Row]) -> str:
-    left = remaining_s(jobs, rows)
-    remaining = "" if left is None else f", about {_clock(left)} left"
-    return f"{line}; {_clock(time.monotonic() - began)} elapsed{remaining}"
 
 
 def _clock(seconds: float | None) -> str:

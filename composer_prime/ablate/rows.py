@@ -1,4 +1,4 @@
-"""One finished run of an ablation as a small JSON file: what the report, the forecast and a resume read.
+"""One finished run of an ablation as a small JSON file: what the report, a dry run and a resume read.
 
 A row is written last and whole, so that a run has either all of its numbers or none.
 """
@@ -6,6 +6,8 @@ A row is written last and whole, so that a run has either all of its numbers or 
 import json
 import math
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from pydantic import Field
 
@@ -15,32 +17,8 @@ from composer_prime.config.table import Table
 from composer_prime.metrics import read_tape
 
 
-class Measured(Table):
-    """What a run's own files say of it, all sites together."""
-
-    steps: int = Field(ge=1)
-    """Training steps of a site."""
-
-    rollouts: int = Field(ge=0)
-    generated_tokens: int = Field(ge=0)
-    """Tokens that the policy generated, also those that no step trained on, and again after a resume."""
-
-    unanswered_tokens: int = Field(default=0, ge=0)
-    """Of these, the tokens for which every replay teacher dropped out."""
-
-    run_s: float = Field(ge=0)
-    """Seconds from the command's start to its end, over all its starts but those that were killed (SIGKILL)."""
-
-    later_steps_s: float = Field(ge=0)
-    """Of these, the seconds of a site's training steps after its first, waiting included; the largest of the sites. The
-    first waits until all that a site is made of has started."""
-
-    rewards: tuple[float, ...]
-    """Mean training reward over the sites by step, of the steps that had one."""
-
-
-class Row(Measured):
-    """One (arm, seed) that is done."""
+class Row(Table, extra="ignore"):
+    """One (arm, seed) that is done, all its sites together."""
 
     arm: str
     seed: int
@@ -60,10 +38,26 @@ class Row(Measured):
     restarted_from: str | None = None
     """The arm whose final weights a restart began with."""
 
+    steps: int = Field(ge=1)
+    """Training steps of a site."""
+
+    rollouts: int = Field(ge=0)
+    generated_tokens: int = Field(ge=0)
+    """Tokens that the policy generated, also those that no step trained on, and again after a resume."""
+
+    unanswered_tokens: int = Field(default=0, ge=0)
+    """Of these, the tokens for which every replay teacher dropped out."""
+
+    run_s: float = Field(ge=0)
+    """Seconds from the command's start to its end, over all its starts but those that were killed (SIGKILL)."""
+
+    rewards: tuple[float, ...]
+    """Mean training reward over the sites by step, of the steps that had one."""
+
     @property
     def reward_mean(self) -> float:
         """Area under the curve of training reward, a step being 1/steps wide: the mean over the steps."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
+        return fmean(self.rewards) if self.rewards else math.nan
 
     @property
     def seconds(self) -> float:
@@ -79,31 +73,25 @@ def load_row(path: Path) -> Row | None:
         return None
 
 
-def read_measured(paths: RunPaths) -> Measured:
-    """The numbers of a finished run's folder."""
+def read_measured(paths: RunPaths) -> dict[str, Any]:
+    """What a finished run's folder says, by the names of a row."""
     from composer_prime.sites.embedded.summary import read_progress
     from composer_prime.teachers.stamp import REPLAY_UNANSWERED
 
     summary = json.loads(paths.summary.read_text(encoding="utf-8"))
     names = list(summary["sites"])
-    progress = [read_progress(paths.site(name)) for name in names]
-    curves = [each.trained_rewards() for each in progress]
+    curves = [read_progress(paths.site(name)).trained_rewards() for name in names]
     steps = sorted({step for curve in curves for step in curve})
     tape = [record for name in names for record in read_tape(paths.site(name).tape("orchestrator"))]
 
     def total(name: str) -> int:
         return int(sum(record.get(name, 0.0) for record in tape))
 
-    return Measured(
-        steps=max(site["steps"] for site in summary["sites"].values()),
-        rollouts=total(metrics.ROLLOUT_COUNT),
-        generated_tokens=total(metrics.ROLLOUT_TOKENS),
-        unanswered_tokens=total(REPLAY_UNANSWERED),
-        run_s=summary["wall_s"],
-        later_steps_s=max(sum(each.step_s.values()) - each.step_s[min(each.step_s)] for each in progress),
-        rewards=tuple(_mean([curve[step] for curve in curves if step in curve]) for step in steps),
-    )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return {
+        "steps": max(site["steps"] for site in summary["sites"].values()),
+        "rollouts": total(metrics.ROLLOUT_COUNT),
+        "generated_tokens": total(metrics.ROLLOUT_TOKENS),
+        "unanswered_tokens": total(REPLAY_UNANSWERED),
+        "run_s": summary["wall_s"],
+        "rewards": tuple(fmean(curve[step] for curve in curves if step in curve) for step in steps),
+    }

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from composer_prime.ablate.held_out import check_unseen, final_weights_of, held_out_reward, write_model
 from composer_prime.ablate.plan import Job
 from composer_prime.ablate.rows import Row, read_measured
 from composer_prime.ablate.teacher import teacher_served
-from composer_prime.bench.held_out import check_unseen, final_weights_of, held_out_reward, write_model
 from composer_prime.config.ablate import tasks_of
 from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe
@@ -64,7 +64,7 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     held_out = statistics.fmean(_judge(job, policy) for policy in _final_policies(job))
     held_out_s = time.monotonic() - began
     row = Row(
-        **read_measured(job.run).model_dump(),
+        **read_measured(job.run),
         arm=job.arm.name,
         seed=job.seed,
         recipe_sha256=job.arm.sha256,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.cli.options import RecipeArgument, read_recipe
 
 PLAIN_WIDTH = 140
 """Columns where the output is no terminal."""
@@ -16,10 +16,7 @@ def ablate(
     recipe: RecipeArgument,
     arm: Annotated[
         list[str] | None,
-        typer.Option(
-            help='A further arm, quoted: "NAME KEY=VALUE ...", such as "slow trainer.optim.lr=1e-5".',
-            show_default=False,
-        ),
+        typer.Option(help='A further arm, quoted: "NAME KEY=VALUE ...", such as "slow trainer.optim.lr=1e-5".'),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm, with seeds from run.seed on.")] = 3,
     held_out_prompts: Annotated[int, typer.Option(min=1, help="Tasks that no run trains on, tried once each.")] = 256,
@@ -61,7 +58,7 @@ def ablate(
         check_device(job.recipe.site.device)
     check_tasks(jobs)
     if dry_run:
-        print_plan(jobs, run_job, console, usd_per_hour=usd_per_hour)
+        print_plan(jobs, console, usd_per_hour=usd_per_hour)
         return
     with catch_interrupt() as interrupt:
         code = ablate(jobs, run_job, console, usd_per_hour=usd_per_hour, is_stopped=lambda: interrupt.is_set)

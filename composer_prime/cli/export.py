@@ -1,42 +1,31 @@
-"""`composer-prime export`: a run's masters as a Hugging Face folder, or a repository on the hub."""
+"""`composer-prime export | follow`: a run's masters as a Hugging Face folder, here, in a bucket or on the hub."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import StoreArgument, check_run
+from composer_prime.cli.options import StoreArgument, check_run
 from composer_prime.visible import say
 
 ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help='The model the run was created from: a folder, a Hugging Face id, or "tiny".',
-        show_default=False,
-    ),
+    str, typer.Option("--model", help='The model the run was created from: a folder, a Hugging Face id, or "tiny".')
 ]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="bfloat16, float16 or float32.")]
 
-AlphaOption = Annotated[
-    float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.", show_default=False)
-]
+AlphaOption = Annotated[float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.")]
 
 
 def export(
     store: StoreArgument,
-    to: Annotated[str, typer.Option("--to", help="A new folder, or hf://namespace/name.", show_default=False)],
+    to: Annotated[str, typer.Option(help="A new folder, s3://bucket/prefix or hf://namespace/name.")],
     model: ModelOption,
-    version: Annotated[
-        int | None,
-        typer.Option("--version", min=0, help="Rounds of training; default: the newest stored.", show_default=False),
-    ] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="Rounds of training; default: the newest stored.")] = None,
     dtype: DtypeOption = "bfloat16",
     lora_alpha: AlphaOption = None,
     recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", help="The run's recipe: compare its renderer with the template.", show_default=False),
+        Path | None, typer.Option(help="The run's recipe: compare its renderer with the template.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
 ) -> None:
@@ -47,19 +36,30 @@ def export(
     if recipe is not None:
         _check_template(recipe, model)
     from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
-    from composer_prime.export.snapshot import check_new_folder
+    from composer_prime.export.snapshot import check_new_folder, check_new_place, put_folder
+    from composer_prime.store import open_store
 
-    if not to.startswith(SCHEME):
+    def write(folder: Path) -> str:
+        return _write(store, folder, model, version, dtype, lora_alpha)
+
+    if "://" not in to:
         folder = Path(to).expanduser().absolute()
         check_new_folder(folder)
-        say(_write(store, folder, model, version, dtype, lora_alpha) + f" to {folder}")
+        say(f"{write(folder)} to {folder}")
         return
-    repository = parse_repository(to)
-    check_installed()
-    with tempfile.TemporaryDirectory(prefix="composer-prime-export-") as scratch:
-        folder = Path(scratch) / "snapshot"
-        what = _write(store, folder, model, version, dtype, lora_alpha)
-        say(what + f" to {upload(folder, repository, what, private=private)}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="composer-prime-export-"))) / "snapshot"
+        if to.startswith(SCHEME):
+            repository = parse_repository(to)
+            check_installed()
+            what = write(folder)
+            say(f"{what} to {upload(folder, repository, what, private=private)}")
+            return
+        target = stack.enter_context(closing(open_store(to)))
+        check_new_place(target)
+        what = write(folder)
+        put_folder(folder, target)
+        say(f"{what} to {target.uri}")
 
 
 def _check_template(file: Path, model: str) -> None:
@@ -92,3 +92,42 @@ def _write(store: str, folder: Path, model: str, version: int | None, dtype: str
         record = describe(reader, target, fill_from_masters(reader, target, chosen))
         write_folder(target, record, folder, card_of(reader, target, record, model))
     return f"exported {record.run} version {record.version} in {record.dtype}"
+
+
+def follow(
+    store: StoreArgument,
+    model: ModelOption,
+    folder: Annotated[Path, typer.Option("--dir", help="Where snapshots are kept.")],
+    server: Annotated[
+        str | None, typer.Option(help="Root URL of a server that sees --dir under the same path.")
+    ] = None,
+    api: Annotated[str, typer.Option(help="What the server is: prime-rl (also ours), or a plain vllm.")] = ("prime-rl"),
+    dtype: DtypeOption = "bfloat16",
+    poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the bucket.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="End when folder and server are at the newest version.")] = False,
+) -> None:
+    """Keep a folder, and an inference server, at a run's newest weights, until Ctrl-C. The bucket is only read."""
+    check_run(store)
+    import time
+
+    from composer_prime.config.paths import models_cache
+    from composer_prime.export.bits import dtype_of
+    from composer_prime.export.following import Follower
+    from composer_prime.export.reading import MasterReader
+    from composer_prime.export.server import WeightServer, check_api
+    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.model import resolve_model
+    from composer_prime.store import open_store
+
+    dtype_of(dtype)
+    with ExitStack() as stack:
+        told = None if server is None else stack.enter_context(closing(WeightServer(server, check_api(api))))
+        opened = stack.enter_context(closing(open_store(store)))
+        reader = stack.enter_context(closing(MasterReader(opened)))
+        base = resolve_model(model, 0, models_cache())
+        follower = Follower(reader, base, dtype, folder.absolute(), told, say=say)
+        interrupt = stack.enter_context(catch_interrupt())
+        while not interrupt.is_set and not (follower.look() and once):
+            deadline = time.monotonic() + poll_s
+            while not interrupt.is_set and (left := deadline - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))

@@ -5,13 +5,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
-from composer_prime.cli.store_arg import StoreArgument
+from composer_prime.cli.options import RecipeArgument, StoreArgument, read_recipe
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
@@ -32,12 +31,7 @@ def launch(
     recipe: RecipeArgument,
     on: Annotated[
         str,
-        typer.Option(
-            "--on",
-            metavar="PLATFORMS",
-            help="local, modal, hf-jobs, sky or ssh:HOST; several as modal:4,hf-jobs:2.",
-            show_default=False,
-        ),
+        typer.Option(metavar="PLATFORMS", help="local, modal, hf-jobs, sky or ssh:HOST; several as modal:4,hf-jobs:2."),
     ],
     replicas: Annotated[
         int | None, typer.Option(min=1, max=64, help="Sites to start, named r0, r1, ...; default: the recipe's.")
@@ -50,7 +44,7 @@ def launch(
         float | None, typer.Option(min=0.001, help="Hours of a job; over launch.timeout_hours.")
     ] = None,
     secret: Annotated[
-        list[str] | None, typer.Option("--secret", help="Environment variable to hand over as a secret, by name.")
+        list[str] | None, typer.Option(help="Environment variable to hand over as a secret, by name.")
     ] = None,
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of each site that fails or hangs.")] = 3,
     max_preemptions: Annotated[int, typer.Option(min=0, help="Restarts of each site whose machine is taken.")] = 100,
@@ -66,10 +60,7 @@ def launch(
     poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the jobs.")] = POLL_S,
     detach: Annotated[bool, typer.Option("--detach", help="Start, and return: nobody restarts what dies.")] = False,
     supervise_on: Annotated[
-        str | None,
-        typer.Option(
-            "--supervise-on", metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST."
-        ),
+        str | None, typer.Option(metavar="PLATFORM", help="Start, and watch as a job there: modal, hf-jobs, ssh:HOST.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="One small job a platform, to see if all works.")] = False,
     no_limit: Annotated[bool, typer.Option("--no-limit", help="Start billed jobs without --max-cost.")] = False,
@@ -129,20 +120,19 @@ def _checked(
 ) -> list[str]:
     """What would be started, after all checks that can be made beforehand. Raises BadInput for all that is wrong."""
     from composer_prime.config import Recipe
-    from composer_prime.launch.preflight import Unchecked, access_lines, described, login_lines, memory_lines
+    from composer_prime.launch import preflight
     from composer_prime.sites.embedded.installed import package_checks
     from composer_prime.sites.embedded.prepare import check_bucket
-    from composer_prime.volunteers.needs import gpu_bytes_beforehand
 
     checks = (
-        (access_lines(plan), True),
-        (login_lines(plan), not dry_run),
-        (() if plan.is_smoke else memory_lines(plan, gpu_bytes_beforehand), True),
+        (preflight.access_lines(plan), True),
+        (preflight.login_lines(plan), not dry_run),
+        (() if plan.is_smoke else preflight.memory_lines(plan, preflight.gpu_bytes_beforehand), True),
     )
     for lines, counts in checks:
         with problems.noted():
             for line in lines:
-                if isinstance(line, Unchecked) and counts and not unchecked and plan.rented:
+                if isinstance(line, preflight.Unchecked) and counts and not unchecked and plan.rented:
                     problems.note(f"{line}: mend that, or go on with --unchecked")
                 else:
                     say(line)
@@ -150,7 +140,7 @@ def _checked(
         problems.gather(lambda: check_bucket(plan.recipe, None, new_run=False))
         if "local" in plan.platforms and isinstance(plan.recipe, Recipe):
             problems.gather(*package_checks(plan.recipe))
-    planned = list(described(plan, limits, problems, dry_run=dry_run))
+    planned = list(preflight.described(plan, limits, problems, dry_run=dry_run))
     problems.check()
     return planned
 
@@ -164,40 +154,32 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
-    from composer_prime.sites.embedded.shapes import named_shapes
     from composer_prime.store import open_store
 
-    store = open_store(plan.run_uri)
-    try:
-        fleet = begin_fleet(store, plan.recipe.run.name)
+    with closing(open_store(plan.run_uri)) as store, closing(begin_fleet(store, plan.recipe.run.name)) as fleet:
         supervisor = Supervisor(fleet, plan, limits, say=say)
-        for line in bucket_lines(plan, named_shapes):
+        for line in bucket_lines(plan):
             say(line)
-        try:
-            supervisor.check()
-            job = _supervisor_job(fleet, plan, limits, poll_s, supervise_on) if supervise_on else None
-            _first_turn(fleet, supervisor)
-            if job is not None:
-                say(job())
-                return 0
-            if detach:
-                _refuse_half_a_launch(supervisor)
-                say(_detached(plan))
-                return 0
-            pause, now = threading.Event(), time.monotonic
-            due = now() + plan.timeout_s + SMOKE_QUEUE_S if plan.is_smoke else math.inf
-            with catch_interrupt() as interrupt:
-                ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set or now() > due)
-            if ok is None and not interrupt.is_set:
-                raise ExecutorError("no machine in time: see your quota and credit there, or ask for another place")
-            if ok is None:
-                say("the jobs end now" if plan.is_smoke else _detached(plan))
-                return 130
-            return 0 if ok else 1
-        finally:
-            fleet.close()
-    finally:
-        store.close()
+        supervisor.check()
+        job = _supervisor_job(fleet, plan, limits, poll_s, supervise_on) if supervise_on else None
+        _first_turn(fleet, supervisor)
+        if job is not None:
+            say(job())
+            return 0
+        if detach:
+            _refuse_half_a_launch(supervisor)
+            say(_detached(plan))
+            return 0
+        pause, now = threading.Event(), time.monotonic
+        due = now() + plan.timeout_s + SMOKE_QUEUE_S if plan.is_smoke else math.inf
+        with catch_interrupt() as interrupt:
+            ok = supervisor.run(lambda: pause.wait(poll_s), until=lambda: interrupt.is_set or now() > due)
+        if ok is None and not interrupt.is_set:
+            raise ExecutorError("no machine in time: see your quota and credit there, or ask for another place")
+        if ok is None:
+            say("the jobs end now" if plan.is_smoke else _detached(plan))
+            return 130
+        return 0 if ok else 1
 
 
 def _smoke(plan: "LaunchPlan", limits: "Limits", poll_s: float) -> int:
@@ -280,21 +262,14 @@ def _fleet(uri: str) -> "Iterator[tuple[Fleet, LaunchBook]]":
     from composer_prime.launch.records import open_launch
     from composer_prime.store import open_store
 
-    store = open_store(uri)
-    try:
+    with closing(open_store(uri)) as store:
         book = open_launch(store)
-        fleet = Fleet(book)
-        try:
+        with closing(Fleet(book)) as fleet:
             yield fleet, book
-        finally:
-            fleet.close()
-    finally:
-        store.close()
 
 
 def ps(
-    store: StoreArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    store: StoreArgument, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False
 ) -> None:
     """List a launch's jobs: their state, as their platforms say it now, what they cost, and why they ended."""
     from composer_prime.launch.listing import draw, rows
@@ -307,7 +282,7 @@ def ps(
 def logs(
     store: StoreArgument,
     site: SiteOption = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which; default: the newest.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Which; default: the newest.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the jobs end.")] = False,
 ) -> None:
     """Print what a launch's jobs wrote, by lines, without secrets; also after they ended."""

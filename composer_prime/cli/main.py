@@ -8,26 +8,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli import (
-    ablate,
-    bench,
-    create,
-    export,
-    follow,
-    gateway,
-    keygen,
-    launch,
-    owner,
-    plan,
-    replay,
-    replica,
-    rollouts,
-    run,
-    site,
-    status,
-    verify,
-    volunteers,
-)
+from composer_prime.cli import ablate, bench, export, gateway, launch, look, owner, plan, replay, run, volunteers
 from composer_prime.errors import ComposerPrimeError, last_words
 from composer_prime.visible import guard_process
 
@@ -59,29 +40,26 @@ def options(
 
 RECIPE_ARGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("run", context_settings=RECIPE_ARGS)(run.run)
-app.command("site", context_settings=RECIPE_ARGS)(site.site)
-app.command("create", context_settings=RECIPE_ARGS)(create.create)
+app.command("site", context_settings=RECIPE_ARGS)(run.site)
+app.command("create", context_settings=RECIPE_ARGS)(run.create)
 app.command("plan", context_settings=RECIPE_ARGS)(plan.plan)
 app.command("ablate", context_settings=RECIPE_ARGS)(ablate.ablate)
 app.command("launch", context_settings=RECIPE_ARGS)(launch.launch)
 app.command("ps")(launch.ps)
 app.command("logs")(launch.logs)
 app.command("cancel")(launch.cancel)
-app.command("replica", hidden=True)(replica.replica)
-app.command("supervise", hidden=True)(replica.supervise)
-app.command("rollouts")(rollouts.rollouts)
-app.command("status")(status.status)
-app.command("verify")(verify.verify)
+app.command("replica", hidden=True)(run.replica)
+app.command("supervise", hidden=True)(run.supervise)
+app.command("rollouts")(look.rollouts)
+app.command("status")(look.status)
+app.command("verify")(look.verify)
 app.command("export")(export.export)
-app.command("publish")(follow.publish)
-app.command("follow")(follow.follow)
-app.command("keygen")(keygen.keygen)
+app.command("follow")(export.follow)
+app.command("keygen")(owner.keygen)
 app.command("gateway")(gateway.gateway)
-app.command("reopen")(owner.reopen)
 app.command("delete")(owner.delete)
 app.command("admit")(owner.admit)
 app.command("revoke")(owner.revoke)
-app.command("committer")(owner.committer)
 app.command("invite")(volunteers.invite)
 app.command("join")(volunteers.join)
 app.command("doctor", context_settings=RECIPE_ARGS)(volunteers.doctor)

@@ -1,23 +1,47 @@
-"""What the owner of a run may do from anywhere: reopen it, admit and revoke sites, hand the commits to another site."""
+"""`composer-prime keygen | admit | revoke | delete`: a signing key, and what a run's owner may do from anywhere."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import AllowOption, StoreArgument
+from composer_prime.cli.options import AllowOption, StoreArgument
 from composer_prime.errors import BadInput
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
     from composer_prime.sync.owner import Owner
 
+
+def keygen(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A new file for the private key. It stays where it is: no one else needs it."
+        ),
+    ],
+) -> None:
+    """Make a signing key, for a site or a run's owner: write the private key to PATH, print the public one."""
+    from composer_prime.sync.signatures import SigningKey
+
+    key = SigningKey.generate()
+    key.save(path)
+    typer.echo(key.public)
+    typer.echo(
+        f'A site\'s key is named in its recipe under [site]: key_file = "{path}". It admits who creates a run\n'
+        "The owner of a run that is there admits or invites others: "
+        f"composer-prime admit STORE --site a --public {key.public} --key OWNER.KEY\n"
+        f"An owner's key stands under [outer] of a new run's recipe: owner = \"{key.public}\"",
+        err=True,
+    )
+
+
 KeyOption = Annotated[
     Path | None, typer.Option("--key", help="The owner's private key file; needed in a run that has an owner.")
 ]
-SiteOption = Annotated[str, typer.Option("--site", help="The site's name.", show_default=False)]
+SiteOption = Annotated[str, typer.Option("--site", help="The site's name.")]
 
 
 @contextmanager
@@ -28,31 +52,12 @@ def _owner(store: str, key: Path | None) -> Iterator["Owner"]:
     from composer_prime.sync.signatures import SigningKey
 
     signing = None if key is None else SigningKey.load(key)
-    opened = open_store(store)
-    try:
+    with closing(open_store(store)) as opened:
         yield Owner(opened, signing)
-    finally:
-        opened.close()
 
 
-def reopen(
-    store: StoreArgument,
-    rounds: Annotated[int, typer.Option(min=1, help="Training rounds after which the run ends, all counted.")],
-    key: KeyOption = None,
-) -> None:
-    """Let a run that is closed go on to more rounds. Start its sites again afterwards."""
-    with _owner(store, key) as owner:
-        record = owner.reopen(rounds)
-    say(f"reopened for the {_ordinal(record.number)} time: the run goes on to {rounds} rounds, start its sites")
-
-
-def delete(
-    store: StoreArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
-) -> None:
+def delete(store: StoreArgument, yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
     """Delete a run that is over, or of which no site is left: all its objects, once you have said yes."""
-    from contextlib import closing
-
     from composer_prime.store import keys, open_store
     from composer_prime.sync.deleting import delete_run, refuse_live
     from composer_prime.watch.status import look
@@ -74,9 +79,7 @@ def delete(
 def admit(
     store: StoreArgument,
     site: SiteOption,
-    public: Annotated[
-        str, typer.Option("--public", help="The line `composer-prime keygen` printed for it.", show_default=False)
-    ],
+    public: Annotated[str, typer.Option(help="The line `composer-prime keygen` printed for it.")],
     guest: Annotated[
         bool, typer.Option("--guest", help="It may offer, and never commit, merge a part or close the run.")
     ] = False,
@@ -93,7 +96,7 @@ def admit(
 
 def revoke(
     store: StoreArgument,
-    site: Annotated[str | None, typer.Option("--site", help="The site's name.", show_default=False)] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name.")] = None,
     expired: Annotated[
         bool, typer.Option("--expired", help="Every site whose invitation expired before it ever came.")
     ] = False,
@@ -113,7 +116,6 @@ def revoke(
 
 def _expired(store: str) -> list[str]:
     import time
-    from contextlib import closing
 
     from composer_prime.store import open_store
     from composer_prime.volunteers.host import expired_unused
@@ -122,21 +124,5 @@ def _expired(store: str) -> list[str]:
         return expired_unused(opened, time.time())
 
 
-def committer(
-    store: StoreArgument,
-    to: Annotated[str, typer.Option("--to", help="The site that shall create commits.", show_default=False)],
-    key: KeyOption = None,
-) -> None:
-    """Hand the commits of a run with one fixed committer to another site. Stop the old one first."""
-    with _owner(store, key) as owner:
-        record = owner.hand_over(to)
-    say(f"admission {record.number}: site {to} alone creates commits from now on")
-
-
 def _names(admitted: dict[str, str]) -> str:
     return ", ".join(sorted(admitted)) or "none"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_prime.cli.recipe_args import RecipeArgument, read_recipe
+from composer_prime.cli.options import RecipeArgument, read_recipe
 from composer_prime.redaction import Redactor, secret_values
 
 if TYPE_CHECKING:
     from composer_prime.config import RecipeBase
-    from composer_prime.outer.forecast import Pace
+    from composer_prime.config.outer import OuterConfig
     from composer_prime.outer.fragments import Fragment
+    from composer_prime.sync.terms import Terms
 
 
-DEFAULT_STEP_S = 0.03
 SMALL, LEAST_LR = 100_000_000, 1e-5
 """Below so many parameters a learning rate below this is warned of."""
 
@@ -25,16 +25,10 @@ def plan(
     context: typer.Context,
     recipe: RecipeArgument,
     link_mbit: Annotated[
-        float | None, typer.Option(min=0.001, help="Mbit/s of a site's link, each way: predict utilisation.")
+        float | None, typer.Option(min=0.001, help="Mbit/s of a site's link, each way: how long a round takes over it.")
     ] = None,
-    step_s: Annotated[float, typer.Option(min=0.0001, help="Seconds of an inner step, as your trainer takes.")] = (
-        DEFAULT_STEP_S
-    ),
-    site_cores: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, help="Cores that a site has, where sites share a machine: 0.5 for four on two. None: enough."
-        ),
+    step_s: Annotated[
+        float | None, typer.Option(min=0.0001, help="Seconds of an inner step, as your trainer takes. None: unknown.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="First look, as `run` does, for all that is wrong.")] = False,
 ) -> None:
@@ -45,15 +39,10 @@ def plan(
 
         print(preflight(resolved, resolved.site_names)[1])
     redactor = Redactor(secret_values(os.environ))
-    print(redactor.text("\n".join(plan_lines(resolved, link_mbit, step_s, site_cores))))
+    print(redactor.text("\n".join(plan_lines(resolved, link_mbit, step_s))))
 
 
-def plan_lines(
-    recipe: "RecipeBase",
-    link_mbit: float | None = None,
-    step_s: float = DEFAULT_STEP_S,
-    site_cores: float | None = None,
-) -> Iterator[str]:
+def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: float | None = None) -> Iterator[str]:
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
@@ -71,11 +60,7 @@ def plan_lines(
     fragments = plan_fragments(shapes, recipe.outer.fragments)
     yield from _fragment_lines(fragments)
     yield ""
-    yield from _traffic_lines(recipe, fragments, step_s)
-    yield from _memory_lines(recipe, fragments)
-    if link_mbit is not None:
-        yield ""
-        yield from _link_lines(recipe, fragments, link_mbit, _pace(recipe, step_s, site_cores))
+    yield from _traffic_lines(recipe, recipe.outer, [fragment.numel for fragment in fragments], link_mbit, step_s)
 
 
 def _unlikely_lines(recipe: "RecipeBase", numel: int) -> Iterator[str]:
@@ -101,106 +86,58 @@ def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
     yield f"{'all':>8}  {total:>12,}  {_size(sum(f.nbytes for f in fragments)):>12}"
 
 
-def _traffic_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", step_s: float) -> Iterator[str]:
+def _traffic_lines(
+    recipe: "RecipeBase", outer: "OuterConfig", numels: Sequence[int], link_mbit: float | None, step_s: float | None
+) -> Iterator[str]:
     """What one site sends and fetches in a round of all fragments, for each codec; the recipe's is marked."""
-    from composer_prime.outer.codecs import CODECS
-    from composer_prime.outer.forecast import payloads_of, turn_bytes
-
-    outer, pace = recipe.outer, _pace(recipe, step_s)
-    assert outer is not None
-    yield (
-        f"a round of all {len(fragments)} fragments takes {outer.inner_steps} inner steps, one fragment every "
-        f"{outer.due_every}; {recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, "
-        f"{pace.sites} sites:"
-    )
-    yield f"{'codec':>8}  {'up':>12}  {'down':>12}"
-    for name in CODECS:
-        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.merged_codec, outer.slices)
-        up, down = (sum(way) for way in zip(*(turn_bytes(payload, pace) for payload in payloads), strict=True))
-        yield f"{name:>8}  {_size(up):>12}  {_size(down):>12}{_mark(recipe, name)}"
-    yield _join_line(recipe, fragments, pace)
-    yield from _egress_lines(recipe, fragments, pace)
-
-
-def _join_line(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> str:
-    """What a site that comes late fetches before it trains."""
-    from composer_prime.outer.forecast import join_bytes, payloads_of
-
-    outer = recipe.outer
-    assert outer is not None
-    numels = [fragment.numel for fragment in fragments]
-    payloads = payloads_of(numels, outer.codec, outer.merged_codec, outer.slices)
-    found = join_bytes(payloads, pace, momentum=outer.momentum > 0)
-    return (
-        f"a site that joins fetches {_size(found.newest_bytes)} of masters, or {_size(found.first_bytes)} of the first "
-        f"ones (none if it has the model) and {_size(found.round_bytes)} for each round since, as is quicker"
-    )
-
-
-def _memory_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]") -> Iterator[str]:
-    """What the outer loop needs beside a PRIME-RL; nothing where less than the whole model is trained."""
-    from composer_prime.config import PrimeRecipe
-    from composer_prime.outer.forecast import host_bytes
-
-    outer = recipe.outer
-    assert outer is not None
-    if not isinstance(recipe, PrimeRecipe) or recipe.upstream_value("trainer.model.lora"):
-        return
-    numels = [fragment.numel for fragment in fragments]
-    payloads = min(_pace(recipe, DEFAULT_STEP_S).sites, outer.gather_sites)
-    found = host_bytes(sum(numels), max(numels), momentum=outer.momentum > 0, payloads=payloads)
-    yield (
-        f"host memory of a trainer's first rank, beside PRIME-RL's own: {_size(found.training)}, and "
-        f"{_size(found.closing)} as the run ends"
-    )
-
-
-def _egress_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", pace: "Pace") -> Iterator[str]:
-    """What the whole run's fetching costs; nothing where the store is a folder, or none is named."""
     from composer_prime.config import store_uri
-    from composer_prime.executors.prices import egress_usd_per_gb
-    from composer_prime.launch.preflight import traffic_line
-
-    uri = store_uri(recipe)
-    if uri is not None and egress_usd_per_gb(uri)[0] != 0:  # no folder
-        yield traffic_line(recipe, [fragment.numel for fragment in fragments], pace.sites, uri)
-
-
-def _link_lines(recipe: "RecipeBase", fragments: "Sequence[Fragment]", link_mbit: float, pace: "Pace") -> Iterator[str]:
-    """How long a round takes over a link of that rate, for each codec: what `bench link` measures."""
     from composer_prime.outer.codecs import CODECS
-    from composer_prime.outer.forecast import forecast, payloads_of
+    from composer_prime.plan.prices import egress_line
+    from composer_prime.plan.traffic import traffic
+    from composer_prime.sync.terms import terms_of
 
-    outer = recipe.outer
-    assert outer is not None
+    # One site alone fetches nothing, so two at the least.
+    terms, sites = terms_of(recipe), max(recipe.sites.count, len(recipe.sites.overrides), 2)
     yield (
-        f"over {link_mbit:g} Mbit/s each way, inner steps of {pace.step_s:g} s, tau {outer.sync_delay}; seconds per "
-        f"turn of a fragment and per round:"
+        f"a round of all {len(numels)} fragments takes {outer.inner_steps} inner steps, one fragment every "
+        f"{outer.steps_per_turn}; "
+        f"{recipe.rounds} rounds in {recipe.max_steps} steps; per round and site, {sites} sites:"
     )
-    yield f"{'codec':>8}  {'transfer':>9}  {'stall':>9}  {'round':>9}  {'at least':>9}  {'utilisation':>11}"
+    timed = "" if link_mbit is None else f"  {'up s':>9}  {'down s':>9}  {'round s':>9}"
+    yield f"{'codec':>8}  {'up':>12}  {'down':>12}{timed}"
     for name in CODECS:
-        payloads = payloads_of([fragment.numel for fragment in fragments], name, outer.merged_codec, outer.slices)
-        found = forecast(payloads, pace, name, link_mbit)
-        per_turn = (found.transfer_s / len(fragments), found.stall_s / len(fragments))
-        seconds = "  ".join(f"{value:>9.3f}" for value in (*per_turn, found.round_s, found.bound_s))
-        yield f"{name:>8}  {seconds}  {found.utilisation:>11.1%}{_mark(recipe, name)}"
+        moved = traffic(terms, numels, sites, name)
+        mark = "  <- outer.codec" if name == outer.codec else ""
+        if link_mbit is not None:
+            up_s, down_s = moved.up_s(link_mbit), moved.down_s(link_mbit)
+            least = "unknown" if step_s is None else f"{max(outer.inner_steps * step_s, up_s, down_s):.3f}"
+            timed = f"  {up_s:>9.3f}  {down_s:>9.3f}  {least:>9}"
+        yield f"{name:>8}  {_size(moved.up_bytes):>12}  {_size(moved.down_bytes):>12}{timed}{mark}"
+    if link_mbit is not None:
+        training = "--step-s isn't given" if step_s is None else f"inner steps of {step_s:g} s"
+        yield f"over {link_mbit:g} Mbit/s each way, {training}: bytes by bandwidth; a round takes as long at least"
+    yield f"a site that joins fetches {_size(traffic(terms, numels, sites).join_bytes)} of masters at most"
+    yield from _memory_lines(recipe, terms, sum(numels))
+    uri = store_uri(recipe)
+    if uri is not None and (line := egress_line(terms, numels, sites, uri)) is not None:
+        yield line
 
 
-def _mark(recipe: "RecipeBase", codec: str) -> str:
-    return "  <- outer.codec" if recipe.outer is not None and codec == recipe.outer.codec else ""
+def _memory_lines(recipe: "RecipeBase", terms: "Terms", numel: int) -> Iterator[str]:
+    """What a site holds at least; nothing where less than the whole model is trained."""
+    from composer_prime.config import PrimeRecipe
+    from composer_prime.plan.gpus import gpu_bytes, spared_by
+    from composer_prime.plan.memory import host_bytes
 
-
-def _pace(recipe: "RecipeBase", step_s: float, site_cores: float | None = None) -> "Pace":
-    """How often the recipe's sites meet: those that start here, and those it names; at least two, since one alone
-    fetches nothing."""
-    from composer_prime.outer.forecast import Pace, crowding
-
-    outer = recipe.outer
-    assert outer is not None
-    crowded = 1.0 if site_cores is None else crowding(site_cores)
-    steps = outer.inner_steps if outer.pace == "steps" else max(1, round(outer.inner_seconds / step_s))
-    sites = max(recipe.sites.count, len(recipe.sites.overrides), len(outer.keys), 2)
-    return Pace(steps, outer.fragments, outer.sync_delay, step_s, sites, outer.gather_sites, crowded)
+    if not isinstance(recipe, PrimeRecipe):
+        yield f"memory of a site: {_size(host_bytes(recipe, terms, numel))}; forward passes on top, unknown"
+    elif (name := spared_by(recipe)) is not None:
+        yield f"memory of a site: unknown, since {name} is set"
+    else:
+        yield (
+            f"memory of a site: {_size(gpu_bytes(recipe, numel))} of all GPUs, activations and cache on top, unknown; "
+            f"{_size(host_bytes(recipe, terms, numel))} of the host beside PRIME-RL's own, a round's buffers on top"
+        )
 
 
 def _abbreviated(names: Sequence[str], limit: int = 60) -> str:

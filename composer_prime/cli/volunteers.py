@@ -3,52 +3,33 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from composer_prime.cli.store_arg import AllowOption, StoreArgument
+from composer_prime.cli.options import AllowOption, StoreArgument, read_recipe
 from composer_prime.errors import BadInput
 from composer_prime.visible import say
 
-if TYPE_CHECKING:
-    from composer_prime.volunteers.doctor import Diagnosis
-    from composer_prime.volunteers.wishes import Wishes
-
 InvitationArgument = Annotated[
-    str, typer.Argument(metavar="INVITATION", help="Its file, the line itself, or - to read it.", show_default=False)
+    str, typer.Argument(metavar="INVITATION", help="Its file, the line itself, or - to read it.")
 ]
 FolderOption = Annotated[
-    Path | None, typer.Option("--folder", help="Where all files go; default: ~/composer-prime/RUN.", show_default=False)
+    Path | None, typer.Option("--folder", help="Where all files go; default: ~/composer-prime/RUN.")
 ]
-OwnKeyOption = Annotated[
-    Path | None, typer.Option("--key", help="Your key file, where you made the key yourself.", show_default=False)
-]
-UpOption = Annotated[
-    float | None, typer.Option("--max-mbit-up", min=0.05, help="Mbit/s to send, on average.", show_default=False)
-]
-DownOption = Annotated[
-    float | None, typer.Option("--max-mbit-down", min=0.05, help="Mbit/s to fetch.", show_default=False)
-]
-DiskOption = Annotated[
-    float | None, typer.Option("--max-disk-gib", min=0.1, help="Disk that the site may use.", show_default=False)
-]
+OwnKeyOption = Annotated[Path | None, typer.Option("--key", help="Your key file, where you made the key yourself.")]
+UpOption = Annotated[float | None, typer.Option("--max-mbit-up", min=0.05, help="Mbit/s to send, on average.")]
+DownOption = Annotated[float | None, typer.Option("--max-mbit-down", min=0.05, help="Mbit/s to fetch.")]
+DiskOption = Annotated[float | None, typer.Option("--max-disk-gib", min=0.1, help="Disk that the site may use.")]
 
 EnvsOption = Annotated[
-    list[str] | None,
-    typer.Option("--allow-env", metavar="NAME", help="An environment that may run here.", show_default=False),
+    list[str] | None, typer.Option("--allow-env", metavar="NAME", help="An environment that may run here.")
 ]
 HarnessesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-harness", metavar="NAME", help="A harness that may run a model's commands.", show_default=False
-    ),
+    list[str] | None, typer.Option("--allow-harness", metavar="NAME", help="A harness that may run a model's commands.")
 ]
 TeachersOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-teacher", metavar="URL", help="A teacher that may see prompts and answers.", show_default=False
-    ),
+    list[str] | None, typer.Option("--allow-teacher", metavar="URL", help="A teacher that may see prompts and answers.")
 ]
 LocalOption = Annotated[
     bool, typer.Option("--allow-local", help="The bucket or gateway may be on this machine or its network.")
@@ -61,26 +42,22 @@ OwnAwsOption = Annotated[
 
 def invite(
     store: StoreArgument,
-    name: Annotated[str | None, typer.Option("--name", help="The volunteer's site name.", show_default=False)] = None,
-    recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="The run's recipe; it travels along.", show_default=False)
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The owner's private key file.", show_default=False)] = None,
-    expires: Annotated[str, typer.Option("--expires", help="Until when it may be used: 12h, 7d, 2w.")] = "7d",
-    out: Annotated[Path | None, typer.Option("--out", help="Default: NAME.invitation.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="The volunteer's site name.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="The run's recipe; it travels along.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The owner's private key file.")] = None,
+    expires: Annotated[str, typer.Option(help="Until when it may be used: 12h, 7d, 2w.")] = "7d",
+    out: Annotated[Path | None, typer.Option(help="Default: NAME.invitation.")] = None,
     public: Annotated[
-        str | None,
-        typer.Option("--public", help="The volunteer's own key, from their `keygen`; default: one is made."),
+        str | None, typer.Option(help="The volunteer's own key, from their `keygen`; default: one is made.")
     ] = None,
     gateway: Annotated[
-        str | None, typer.Option("--gateway", help="gateway+https://host/RUN, where the bucket's keys stay with you.")
+        str | None, typer.Option(help="gateway+https://host/RUN, where the bucket's keys stay with you.")
     ] = None,
     credentials: Annotated[
-        Path | None,
-        typer.Option("--credentials", help="A file of NAME=VALUE lines: scoped AWS_* keys that travel along."),
+        Path | None, typer.Option(help="A file of NAME=VALUE lines: scoped AWS_* keys that travel along.")
     ] = None,
     credentials_env: Annotated[
-        str | None, typer.Option("--credentials-env", help="Names of variables that travel along, with commas.")
+        str | None, typer.Option(help="Names of variables that travel along, with commas.")
     ] = None,
     guest: Annotated[
         bool,
@@ -153,10 +130,8 @@ def join(
     max_mbit_up: UpOption = None,
     max_mbit_down: DownOption = None,
     max_disk_gib: DiskOption = None,
-    hours: Annotated[
-        float | None, typer.Option("--hours", min=0.001, help="Leave after so many hours.", show_default=False)
-    ] = None,
-    nice: Annotated[int, typer.Option("--nice", min=0, max=19, help="Step back for other programs.")] = 0,
+    hours: Annotated[float | None, typer.Option(min=0.001, help="Leave after so many hours.")] = None,
+    nice: Annotated[int, typer.Option(min=0, max=19, help="Step back for other programs.")] = 0,
     allow_env: EnvsOption = None,
     allow_harness: HarnessesOption = None,
     allow_teacher: TeachersOption = None,
@@ -167,10 +142,10 @@ def join(
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
     from composer_prime.private import keep_private
+    from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.invitation import PREFIX, read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
-    from composer_prime.volunteers.wishes import Wishes
 
     keep_private()
     found = read_invitation(invitation, sys.stdin.read() if invitation == "-" else None)
@@ -194,26 +169,14 @@ def join(
             now = "paused" if pause else "not paused any more"
             say(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
         return
-    wishes = Wishes(
-        folder,
-        key,
-        max_mbit_up,
-        max_mbit_down,
-        max_disk_gib,
-        hours,
-        nice,
-        allow_envs=tuple(allow_env or ()),
-        allow_harnesses=tuple(allow_harness or ()),
-        allow_teachers=tuple(allow_teacher or ()),
-        allow_local=allow_local,
-        use_my_aws=use_my_aws,
-    )
+    allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
+    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice, *allowed)
     is_answered = invitation != "-" and sys.stdin.isatty() and sys.stdout.isatty()
     raise typer.Exit(take_part(found, wishes, say, ask=_ask if is_answered else None))
 
 
 def _ask(question: str) -> str:
-    return typer.prompt(question, default="", show_default=False)
+    return typer.prompt(question, default="")
 
 
 def doctor(
@@ -221,16 +184,13 @@ def doctor(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[INVITATION | RECIPE]",
-            help="What the machine shall be able to do; default: only look.",
-            show_default=False,
+            metavar="[INVITATION | RECIPE]", help="What the machine shall be able to do; default: only look."
         ),
     ] = None,
     folder: FolderOption = None,
     key: OwnKeyOption = None,
     max_mbit_up: UpOption = None,
     max_mbit_down: DownOption = None,
-    max_disk_gib: DiskOption = None,
     allow_env: EnvsOption = None,
     allow_harness: HarnessesOption = None,
     allow_teacher: TeachersOption = None,
@@ -238,49 +198,29 @@ def doctor(
     use_my_aws: OwnAwsOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Check this machine: torch, memory, disk, link and clock, and what a run needs of them. Exit code 1: it can't."""
-    from composer_prime.volunteers.doctor import lines, to_json
-    from composer_prime.volunteers.wishes import Wishes
-
-    wishes = Wishes(
-        folder,
-        key,
-        max_mbit_up,
-        max_mbit_down,
-        max_disk_gib,
-        allow_envs=tuple(allow_env or ()),
-        allow_harnesses=tuple(allow_harness or ()),
-        allow_teachers=tuple(allow_teacher or ()),
-        allow_local=allow_local,
-        use_my_aws=use_my_aws,
-    )
-    diagnosis = _diagnose(source, wishes, context.args)
-    _print(to_json(diagnosis) if as_json else None, lines(diagnosis))
-    raise typer.Exit(0 if diagnosis.is_able else 1)
-
-
-def _diagnose(source: str | None, wishes: "Wishes", overrides: list[str]) -> "Diagnosis":
-    from composer_prime.cli.recipe_args import read_recipe
-    from composer_prime.volunteers.examination import examine_for_invitation, examine_for_recipe, examine_machine
+    """Check this machine: torch and its bits, memory, link, and what a run needs of them. Exit code 1: it can't."""
+    from composer_prime.volunteers.consent import Wishes
+    from composer_prime.volunteers.doctor import diagnose, examine_for_invitation, examine_for_recipe, lines, to_json
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
+    from composer_prime.volunteers.machine import look
 
+    allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
+    wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, None, None, 0, *allowed)
     if source is None:
-        return examine_machine(wishes)
-    if is_invitation(source):
-        return examine_for_invitation(read_invitation(source, sys.stdin.read() if source == "-" else None), wishes)
-    return examine_for_recipe(read_recipe(source, overrides), wishes)
+        found = diagnose(look())
+    elif is_invitation(source):
+        found = examine_for_invitation(read_invitation(source, sys.stdin.read() if source == "-" else None), wishes)
+    else:
+        found = examine_for_recipe(read_recipe(source, context.args), wishes)
+    _print(to_json(found) if as_json else None, lines(found))
+    raise typer.Exit(0 if found.is_able else 1)
 
 
 def contribution(
     source: Annotated[
-        str,
-        typer.Argument(
-            metavar="INVITATION | STORE", help="Yours, or the run's root in its bucket.", show_default=False
-        ),
+        str, typer.Argument(metavar="INVITATION | STORE", help="Yours, or the run's root in its bucket.")
     ],
-    site: Annotated[
-        str | None, typer.Option("--site", help="The site's name, where a STORE is given.", show_default=False)
-    ] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name, where a STORE is given.")] = None,
     key: OwnKeyOption = None,
     allow_local: LocalOption = False,
     use_my_aws: OwnAwsOption = False,

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 
-from composer_prime.config.table import Table
+from composer_prime.config.table import Table, shared
 
 MAX_K = 64
 """Most tokens that are kept of one distribution."""
@@ -18,13 +18,13 @@ Divergence = Literal["forward_kl", "reverse_kl", "jsd", "taid", "entropy_aware"]
 class Schedule(Table):
     """A weight that moves in a straight line over training steps, and stays at its end."""
 
-    start: float = Field(ge=0, allow_inf_nan=False)
+    start: float = shared(ge=0, le=1000, allow_inf_nan=False)
     """Weight at step 0."""
 
-    end: float = Field(ge=0, allow_inf_nan=False)
+    end: float = shared(ge=0, le=1000, allow_inf_nan=False)
     """Weight from step `steps` on."""
 
-    steps: int = Field(ge=1)
+    steps: int = shared(ge=1, le=10**9)
     """Training steps between the two."""
 
 
@@ -39,20 +39,20 @@ Weight = Annotated[Annotated[float, Tag("number")] | Annotated[Schedule, Tag("sc
 class DistillConfig(Table):
     """`[trainer.distill]`"""
 
-    top_k: int = Field(default=8, ge=0, le=MAX_K)
+    top_k: int = shared(default=8, ge=0, le=MAX_K)
     """How many of a teacher's likeliest tokens are learned from, at each token, beside a tail for the others; 0: the
     sampled token's number alone, by `trainer.loss.kwargs.replay_tau`."""
 
-    hint_tau: Weight = 0.1
+    hint_tau: Weight = shared(0.1)
     """alpha: weight of the hinted teacher's term, on taught rollouts; 0: off."""
 
-    replay_tau: Weight = 1.0
+    replay_tau: Weight = shared(1.0)
     """beta: weight of the term of `[[replay.teachers]]`; 0: off."""
 
-    divergence: Divergence = "forward_kl"
+    divergence: Divergence = shared("forward_kl")
     """What is measured between teacher and policy on the teacher's candidates and the tail."""
 
-    jsd_alpha: float = Field(default=0.5, gt=0, lt=1)
+    jsd_alpha: float = shared(default=0.5, gt=0, lt=1)
     """The teacher's share of the mixture that "jsd" measures both against."""
 
     @model_validator(mode="after")

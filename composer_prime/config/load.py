@@ -86,7 +86,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"recipe ({path}) doesn't exist: check the path, or take one from recipes/") from None
+        raise ConfigError(
+            f"recipe ({path}) doesn't exist: check the path, or take one from the clone's recipes/"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe ({path}) can't be read: {error}: give a TOML file") from None
     except ValueError as error:

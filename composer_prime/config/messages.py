@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +29,25 @@ _KINDS = {
     "model": ("a table", "write its keys below [its name]"),
     "finite": ("finite", "give a number such as 0.5"),
 }
+
+GONE = {
+    "outer.committer": "every site may close rounds, and a store that lets two writers win is refused: remove it",
+    "outer.merge_alpha": "a site always adopts the new masters and carries its own movement: remove it",
+    "outer.pace": "a fragment is due every outer.inner_steps / outer.fragments steps: remove it",
+    "outer.inner_seconds": "a fragment is due every outer.inner_steps / outer.fragments steps: set those",
+    "outer.merged_codec": "merged parts travel as int8: remove it",
+    "outer.error_feedback": "coding errors are always fed back: remove it",
+    "outer.gather_sites": "a round of more than 4 offers is always merged in parts: remove it",
+    "outer.slices": "a payload always has at most 128 pieces: remove it",
+    "outer.clip": 'with outer.aggregate = "clipped" offers are cut to twice the median norm: set that, or remove it',
+    "outer.guest_share": "guests have together at most a third of a round's weight: remove it",
+    "outer.guest_clip": "a guest's offer is cut to the members' median norm: remove it",
+    "outer.step_tokens": "it follows from batch and row length in a run with an owner: remove it",
+    "outer.keys": "the site that creates the run is admitted by its site.key_file, others by `composer-prime admit`",
+    "outer.trim": 'aggregate "clipped" bounds what one site moves: remove it',
+    "site.exact_join_s": "a site trains while the run's weights come, and offers once they are there: remove it",
+}
+"""Keys that recipes had before, and what does their job now."""
 
 
 def describe(model: type[BaseModel], error: ValidationError) -> str:
@@ -52,7 +71,7 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for key, field in model.model_fields.items():
         name = f"{prefix}{key}"
         yield name
-        table = _table_in(field.annotation)
+        table = table_in(field.annotation)
         if table is not None:
             yield from known_names(table, f"{name}.")
 
@@ -60,6 +79,8 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
     kind, loc, value = mistake["type"], mistake["loc"], mistake["input"]
     name, context = dotted(loc), mistake.get("ctx", {})
+    if kind == "extra_forbidden" and name in GONE:
+        return f"{name} is no key any more: {GONE[name]}"
     if kind == "extra_forbidden":
         return f"{name} isn't a known key: {_nearest(model, loc)}"
     if kind == "missing":
@@ -109,14 +130,27 @@ def _table_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseMo
     table = model
     for part in loc:
         if isinstance(part, str) and part in table.model_fields:
-            table = _table_in(table.model_fields[part].annotation) or table
+            table = table_in(table.model_fields[part].annotation) or table
     return table
 
 
-def _table_in(annotation: Any) -> type[BaseModel] | None:
+def table_in(annotation: Any) -> type[BaseModel] | None:
     """The table an annotation holds: itself, optional, in a tuple, or as a dict's values; None for a value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType, Annotated, tuple, dict):
-        return next(filter(None, map(_table_in, get_args(annotation))), None)
+        return next(filter(None, map(table_in, get_args(annotation))), None)
     return None
+
+
+def kinds_in(annotation: Any) -> Iterator[Any]:
+    """The types of values that an annotation holds beside tables, and the values of a literal."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif get_origin(annotation) is Annotated:
+        yield from kinds_in(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from kinds_in(each)
+    elif annotation is not type(None) and table_in(annotation) is None:
+        yield annotation

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from composer_prime.config.recipe import ModelConfig, RecipeBase
-from composer_prime.config.table import OpenTable, Table
+from composer_prime.config.table import OpenTable, Table, shared
 
 UPSTREAM_TABLES = (
     "trainer", "orchestrator", "inference", "env_vars", "log", "ckpt", "monitors", "tokenizer", "seq_len",
@@ -98,7 +98,7 @@ class Layout:
 class PrimeRlConfig(Table):
     """`[prime_rl]`: the PRIME-RL that runs the sites."""
 
-    version: Literal["auto", "0.8.0", "559b447"] = "auto"
+    version: Literal["auto", "0.8.0", "559b447"] = shared("auto")
     """The version whose keys are written; "auto" asks the installed one. A launch without an image takes this one."""
 
     command: tuple[str, ...] = Field(default=("rl",), min_length=1)
@@ -113,7 +113,7 @@ class PrimeModelConfig(ModelConfig, OpenTable):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(min_length=1)
+    name: str = shared(min_length=1)
     """A Hugging Face id or a local folder."""
 
 
@@ -122,8 +122,8 @@ class PrimeRecipe(RecipeBase):
 
     model_config = ConfigDict(extra="allow")
 
-    model: PrimeModelConfig
-    prime_rl: PrimeRlConfig = PrimeRlConfig()
+    model: PrimeModelConfig = shared()
+    prime_rl: PrimeRlConfig = shared(PrimeRlConfig())
 
     @property
     def upstream(self) -> dict[str, Any]:

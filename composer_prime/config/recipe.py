@@ -12,7 +12,7 @@ from composer_prime.config.distill import DistillConfig, is_off
 from composer_prime.config.launch import LaunchConfig
 from composer_prime.config.monitors import MonitorsConfig
 from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
-from composer_prime.config.table import OpenTable, RunName, Table
+from composer_prime.config.table import OpenTable, RunName, Table, shared
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 
 TINY = "tiny"
@@ -25,24 +25,24 @@ MAKER = "tiny_policy"
 class RunConfig(Table):
     """`[run]`"""
 
-    name: RunName
+    name: RunName = shared()
     """The run's folder under output_dir, and its prefix in the bucket."""
 
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = shared(default=0, ge=0, lt=2**32)
     """Seed of everything drawn at random: the tiny model and its warm-up at all sites, sampling per site."""
 
 
 class ModelConfig(Table):
     """`[model]`"""
 
-    name: str = Field(default="tiny", min_length=1)
+    name: str = shared(default="tiny", min_length=1)
     """One of TINY_MODELS, a local folder, or a Hugging Face id."""
 
 
 class TasksetConfig(OpenTable):
     """`[orchestrator.train.source.env.taskset]`: further keys go to the taskset, which checks them."""
 
-    id: str = Field(min_length=1)
+    id: str = shared(min_length=1)
     """The environment's package: `my-env` imports `my_env`."""
 
 
@@ -54,109 +54,109 @@ def module_of(taskset_id: str) -> str:
 class HarnessConfig(Table):
     """`[orchestrator.train.source.env.agent.harness]`"""
 
-    id: str = Field(default="chat", min_length=1)
+    id: str = shared(default="chat", min_length=1)
     """What plays the rollout: "chat" talks to the policy and calls tools inside the orchestrator; others are verifiers'
     own."""
 
-    tool_timeout: float = Field(default=60.0, gt=0)
+    tool_timeout: float = shared(default=60.0, gt=0, le=3600)
     """Seconds that one call of a tool may take; after them the rollout fails."""
 
 
 class RuntimeConfig(Table):
     """`[orchestrator.train.source.env.agent.runtime]`"""
 
-    type: Literal["subprocess"] = "subprocess"
+    type: Literal["subprocess"] = shared("subprocess")
     """Where a rollout runs. Spelled out because verifiers' own default is a paid remote sandbox."""
 
 
 class AgentConfig(Table):
     """`[orchestrator.train.source.env.agent]`"""
 
-    harness: HarnessConfig = HarnessConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
+    harness: HarnessConfig = shared(HarnessConfig())
+    runtime: RuntimeConfig = shared(RuntimeConfig())
 
-    max_turns: int | None = Field(default=None, ge=1)
+    max_turns: int | None = shared(default=None, ge=1, le=10**6)
     """Turns of the policy in one rollout; it ends after them, and is rewarded as it stands. None: no limit."""
 
-    max_total_tokens: int | None = Field(default=None, ge=1)
+    max_total_tokens: int | None = shared(default=None, ge=1)
     """Tokens of one rollout's conversation; looked at between turns, as `max_turns` is. None: no limit."""
 
 
 class EnvConfig(Table):
     """`[orchestrator.train.source.env]`"""
 
-    taskset: TasksetConfig
-    agent: AgentConfig = AgentConfig()
+    taskset: TasksetConfig = shared()
+    agent: AgentConfig = shared(AgentConfig())
 
 
 class SourceConfig(Table):
     """`[[orchestrator.train.source]]`: one environment to train on."""
 
-    name: str = Field(min_length=1)
+    name: str = shared(min_length=1)
     """The source's name in metrics and batches."""
 
-    env: EnvConfig
+    env: EnvConfig = shared()
 
 
 class SamplingConfig(Table):
     """`[orchestrator.train.sampling]`"""
 
-    temperature: float = Field(default=1.0, gt=0, le=2)
+    temperature: float = shared(default=1.0, gt=0, le=2)
     """Sampling temperature; log-probabilities are taken after it."""
 
-    max_completion_tokens: int = Field(default=16, ge=1)
+    max_completion_tokens: int = shared(default=16, ge=1, le=2**22)
     """Tokens a turn may generate."""
 
 
 class TrainConfig(Table):
     """`[orchestrator.train]`"""
 
-    source: tuple[SourceConfig, ...] = ()
+    source: tuple[SourceConfig, ...] = shared(())
     """The environments; every step takes prompts from each in turn. None: a run learns from stored sessions alone."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = shared(SamplingConfig())
 
-    filter_zero_advantages: bool = True
+    filter_zero_advantages: bool = shared(True)
     """Leave out samples of groups whose rewards are all equal: they have no gradient."""
 
 
 class AlgoConfig(Table):
     """`[orchestrator.algo]`"""
 
-    type: Literal["grpo"] = "grpo"
+    type: Literal["grpo"] = shared("grpo")
     """Advantage of a rollout: its reward minus the mean of its group."""
 
 
 class RendererConfig(OpenTable):
     """`[orchestrator.renderer]`: further keys go to the renderer or the chat template, such as enable_thinking."""
 
-    name: str = Field(default="auto", min_length=1)
+    name: str = shared(default="auto", min_length=1)
     """How messages become tokens: a name of the renderers package; "default": by the model's own chat template; "auto":
     the package's renderer for this model where there is one, else its template."""
 
-    tool_parser: str | None = Field(default=None, min_length=1)
+    tool_parser: str | None = shared(default=None, min_length=1)
     """What reads calls in answers, with the name "default": "qwen3", "qwen3.5", "glm", "deepseek-v3"; None: what the
     template shows."""
 
-    accept_template_difference: bool = False
+    accept_template_difference: bool = shared(False)
     """Train though the renderer writes otherwise than the model's own chat template."""
 
 
 class OrchestratorConfig(Table):
     """`[orchestrator]`"""
 
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: int = shared(default=64, ge=1, le=2**20)
     """Rollouts a training step is made of."""
 
-    group_size: int = Field(default=8, ge=2)
+    group_size: int = shared(default=8, ge=2, le=2**16)
     """Rollouts of the same prompt, whose mean reward is the baseline."""
 
-    max_off_policy_steps: int = Field(default=2, ge=0)
+    max_off_policy_steps: int = shared(default=2, ge=0, le=10**4)
     """Training steps by which a rollout's policy may lag behind the one it trains; generation waits for newer ones.
     With 0 nothing is generated while a step trains: each learns from the very policy it moves."""
 
-    algo: AlgoConfig = AlgoConfig()
-    renderer: RendererConfig = RendererConfig()
-    train: TrainConfig = TrainConfig()
+    algo: AlgoConfig = shared(AlgoConfig())
+    renderer: RendererConfig = shared(RendererConfig())
+    train: TrainConfig = shared(TrainConfig())
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
@@ -171,26 +171,26 @@ class OrchestratorConfig(Table):
 class OptimConfig(Table):
     """`[trainer.optim]`"""
 
-    type: Literal["adamw", "muon"] = "adamw"
+    type: Literal["adamw", "muon"] = shared("adamw")
     """The inner optimizer. "muon" moves matrices by their orthogonalized momentum, and what is no matrix, embeddings
     and the head as "adamw" does."""
 
-    lr: float = Field(default=1e-6, ge=0)
+    lr: float = shared(default=1e-6, ge=0, le=10)
     """Inner learning rate."""
 
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = shared(default=0.01, ge=0, le=100)
     """Decoupled weight decay."""
 
-    mu: float = Field(default=0.95, ge=0, lt=1)
+    mu: float = shared(default=0.95, ge=0, lt=1)
     """Decay of Muon's momentum."""
 
-    betas1: float = Field(default=0.9, ge=0, lt=1)
+    betas1: float = shared(default=0.9, ge=0, lt=1)
     """beta_1: decay of the first moment."""
 
-    betas2: float = Field(default=0.999, ge=0, lt=1)
+    betas2: float = shared(default=0.999, ge=0, lt=1)
     """beta_2: decay of the second moment. PRIME-RL's default beside "muon" is 0.95."""
 
-    max_norm: float | None = Field(default=1.0, gt=0)
+    max_norm: float | None = shared(default=1.0, gt=0)
     """Gradient norm to clip to; None: no clipping."""
 
     @model_validator(mode="after")
@@ -206,17 +206,17 @@ class OptimConfig(Table):
 class SchedulerConfig(Table):
     """`[trainer.scheduler]`"""
 
-    type: Literal["constant", "linear"] = "constant"
+    type: Literal["constant", "linear"] = shared("constant")
     """How the learning rate of `[trainer.optim]` changes. "linear": it rises in a line, stays, and falls in a line
     until the last step."""
 
-    warmup_steps: int = Field(default=10, ge=0)
+    warmup_steps: int = shared(default=10, ge=0)
     """First steps, over which "linear" rises from `min_lr`."""
 
-    decay_steps: int = Field(default=10, ge=0)
+    decay_steps: int = shared(default=10, ge=0)
     """Last steps, over which "linear" falls to `min_lr`."""
 
-    min_lr: float = Field(default=0.0, ge=0)
+    min_lr: float = shared(default=0.0, ge=0, le=10)
     """Learning rate at both ends of "linear"."""
 
     @model_validator(mode="after")
@@ -233,10 +233,10 @@ class SchedulerConfig(Table):
 class LossConfig(Table):
     """`[trainer.loss]`"""
 
-    type: Literal["custom"] = "custom"
+    type: Literal["custom"] = shared("custom")
     """Upstream's word for a loss that is imported by path."""
 
-    import_path: str = "composer_prime.losses.composer.composer_loss"
+    import_path: str = shared("composer_prime.losses.composer.composer_loss")
     """The function, as package.module.name."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -254,10 +254,10 @@ class LossConfig(Table):
 class TrainerConfig(Table):
     """`[trainer]`"""
 
-    optim: OptimConfig = OptimConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    loss: LossConfig = LossConfig()
-    distill: DistillConfig = DistillConfig()
+    optim: OptimConfig = shared(OptimConfig())
+    scheduler: SchedulerConfig = shared(SchedulerConfig())
+    loss: LossConfig = shared(LossConfig())
+    distill: DistillConfig = shared(DistillConfig())
 
 
 class ServerConfig(Table):
@@ -270,13 +270,13 @@ class ServerConfig(Table):
 class InferenceConfig(Table):
     """`[inference]`"""
 
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: Literal["transformers", "vllm"] = shared("transformers")
     """What generates: our server on transformers, or a vLLM server."""
 
     python: Path | None = None
     """The interpreter that has vLLM, when it lives in an environment of its own; None: this one."""
 
-    max_batch_size: int = Field(default=64, ge=1)
+    max_batch_size: int = shared(default=64, ge=1, le=2**16)
     """Sequences decoded together."""
 
     server: ServerConfig = ServerConfig()
@@ -285,15 +285,15 @@ class InferenceConfig(Table):
 class CheckpointConfig(Table):
     """`[ckpt]`"""
 
-    interval: int = Field(default=10, ge=1)
+    interval: int = shared(default=10, ge=1)
     """Training steps between two local checkpoints, from which --resume continues."""
 
 
 class RecipeBase(Table):
     """What a recipe says whatever trains its sites: the run, its outer loop, and where they are."""
 
-    run: RunConfig
-    max_steps: int = Field(ge=1)
+    run: RunConfig = shared()
+    max_steps: int = shared(ge=1)
     """Training steps of a site."""
 
     output_dir: Path = Path("outputs")
@@ -302,9 +302,9 @@ class RecipeBase(Table):
     clean: bool = False
     """Start over: delete the run's folder and its local bucket first."""
 
-    model: ModelConfig
-    outer: OuterConfig | None = None
-    site: SiteConfig = SiteConfig()
+    model: ModelConfig = shared()
+    outer: OuterConfig | None = shared(None)
+    site: SiteConfig = shared(SiteConfig())
     sites: SitesConfig = SitesConfig()
     launch: LaunchConfig = LaunchConfig()
 
@@ -362,17 +362,17 @@ class RecipeBase(Table):
 class Recipe(RecipeBase):
     """One run of embedded sites, as every site of it reads it."""
 
-    model: ModelConfig = ModelConfig()
-    seq_len: int = Field(default=512, ge=8)
+    model: ModelConfig = shared(ModelConfig())
+    seq_len: int = shared(default=512, ge=8, le=2**22)
     """Tokens in a row of a training batch, and the most a sample may have."""
 
-    orchestrator: OrchestratorConfig = OrchestratorConfig()
-    trainer: TrainerConfig = TrainerConfig()
-    inference: InferenceConfig = InferenceConfig()
-    ckpt: CheckpointConfig = CheckpointConfig()
+    orchestrator: OrchestratorConfig = shared(OrchestratorConfig())
+    trainer: TrainerConfig = shared(TrainerConfig())
+    inference: InferenceConfig = shared(InferenceConfig())
+    ckpt: CheckpointConfig = shared(CheckpointConfig())
     monitors: MonitorsConfig = MonitorsConfig()
-    replay: ReplayConfig = ReplayConfig()
-    hints: HintsConfig | None = None
+    replay: ReplayConfig = shared(ReplayConfig())
+    hints: HintsConfig | None = shared(None)
 
     @property
     def needed_gpus(self) -> int:

@@ -4,9 +4,9 @@ A table refuses keys it doesn't know and can't be changed once it is read: what 
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SITE_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
 RUN_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -22,6 +22,14 @@ class OpenTable(BaseModel):
     """A table whose unknown keys are kept: they belong to the component the table configures, which checks them."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+SHARED = {"shared": True}
+
+
+def shared(default: Any = ..., **bounds: Any) -> Any:
+    """A recipe's field that an invitation may set, since all sites share it; else as `Field`."""
+    return Field(default, json_schema_extra={**SHARED}, **bounds)
 
 
 def _check_site_name(name: str) -> str:

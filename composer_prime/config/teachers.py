@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from composer_prime.config.stored import PairsConfig, StoredTracesConfig
-from composer_prime.config.table import Table
+from composer_prime.config.table import Table, shared
 
 HintKind = Literal["unknown_tool", "bad_arguments", "timeout", "tests", "traceback", "exit_code", "error"]
 """What a failed call was known by: a tool that isn't there, arguments it doesn't take, no answer in time, tests that
@@ -71,19 +71,19 @@ def _check_template(template: str) -> str:
 class TeacherConfig(Table):
     """`[[replay.teachers]]`: one served model that scores what the policy sampled."""
 
-    name: Annotated[str, AfterValidator(check_name)]
+    name: Annotated[str, AfterValidator(check_name)] = shared()
     """The teacher's name in metrics and messages."""
 
-    base_url: Annotated[str, AfterValidator(check_url)]
+    base_url: Annotated[str, AfterValidator(check_url)] = shared()
     """Root of a server that returns prompt logprobs: a vLLM server, or ours; a trailing /v1 is dropped."""
 
-    model: str | None = Field(default=None, min_length=1)
+    model: str | None = shared(default=None, min_length=1)
     """The name it is served under; None: the first that the server lists."""
 
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = shared(default=1.0, gt=0)
     """w_k: its share of the mixture, relative to the other teachers that answered for a token."""
 
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = shared(default=30.0, gt=0, le=3600)
     """Seconds a rollout waits for it, retries included; after them it drops out of that rollout's mixture."""
 
     api_key_var: str | None = Field(default=None, min_length=1)
@@ -93,7 +93,7 @@ class TeacherConfig(Table):
 class ReplayConfig(Table):
     """`[replay]`"""
 
-    teachers: tuple[TeacherConfig, ...] = ()
+    teachers: tuple[TeacherConfig, ...] = shared(())
     """Who scores the sampled tokens; their mixture is what the loss's replay term pulls towards."""
 
     pairs: PairsConfig | None = None
@@ -137,22 +137,22 @@ of the moment."""
 class HintsConfig(Table):
     """`[hints]`: a policy under a context that holds a hint, as a teacher of the turn that the hint is for."""
 
-    teacher: HintTeacher = "frozen"
+    teacher: HintTeacher = shared("frozen")
     """Whose distributions are taught."""
 
-    ema_decay: float = Field(default=0.99, gt=0, lt=1)
+    ema_decay: float = shared(default=0.99, gt=0, lt=1)
     """d of `teacher = "ema"`: after each training step the average is d times itself and 1 - d times the policy."""
 
-    allow_live: bool = False
+    allow_live: bool = shared(False)
     """Whether `teacher = "live"` is meant: it destroyed every policy that we trained with it."""
 
-    base_url: Annotated[str, AfterValidator(check_url)] | None = None
+    base_url: Annotated[str, AfterValidator(check_url)] | None = shared(None)
     """Root of a server of the frozen teacher; None: an embedded site's own server holds it besides the policy."""
 
-    model: str | None = Field(default=None, min_length=1)
+    model: str | None = shared(default=None, min_length=1)
     """The name it is served under there; None: the first that the server lists."""
 
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = shared(default=30.0, gt=0, le=3600)
     """Seconds a rollout waits for its hinted scores."""
 
     api_key_var: str | None = Field(default=None, min_length=1)
@@ -167,7 +167,7 @@ class HintsConfig(Table):
     writer: HintWriterConfig | None = None
     """Who writes hints; None: nobody."""
 
-    shuffle: bool = False
+    shuffle: bool = shared(False)
     """Each mistake gets the last hint that was another: a control for ablations, never a help."""
 
     @model_validator(mode="after")

@@ -48,7 +48,7 @@ PRIME_RL_UV = "uv==0.13.8"
 PRIME_RL_VENV = "/app/.venv"
 CONSTRAINTS = "/tmp/composer-prime-constraints.txt"
 """What the image has, which nothing that is installed may exchange."""
-PRIME_RL_LACKS = ("detect-secrets", "zstandard")
+PRIME_RL_LACKS = ("detect-secrets", "obstore", "zstandard")
 """The packages that we need beside PRIME-RL's lock, its environments' packages included."""
 _LOCKED = {
     "aiohttp": "3.13.5", "datasets": "4.6.1", "httpx": "0.28.1", "huggingface-hub": "1.16.1", "numpy": "2.3.5",

@@ -1,6 +1,6 @@
 """Weights as bits: masters rounded to the dtype in which they are served, and hashes of exactly those bits.
 
-Bits, not values, since a follower must hold what a publisher held, -0.0 and the payload of every NaN included.
+Bits, not values, since a record names exactly what a folder holds, -0.0 and the payload of every NaN included.
 """
 
 import hashlib

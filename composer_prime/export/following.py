@@ -1,4 +1,4 @@
-"""A site that only serves a run: takes each new snapshot, as deltas where it can, and has its server load it.
+"""A site that only serves a run: takes each new snapshot, and has its server load it.
 
 Folders are `version_00000004` with a link `newest`; every one is a whole model, so a server can be started from it.
 """
@@ -7,19 +7,17 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ModelError, SiteError, StoreError
-from composer_prime.export.bits import Bits, bits_sha256, dtype_of
-from composer_prime.export.card import RECORD_FILE, FragmentWeights, SnapshotRecord
+from composer_prime.errors import BadInput, CorruptObject, ModelError, SiteError, StoreError
+from composer_prime.export.bits import bits_sha256, dtype_of
+from composer_prime.export.card import RECORD_FILE, SnapshotRecord
 from composer_prime.export.lora import is_lora
 from composer_prime.export.model import HfModel
 from composer_prime.export.reading import MasterReader
 from composer_prime.export.server import ServerDown, WeightServer
 from composer_prime.export.snapshot import describe, fill_from_masters, write_folder
-from composer_prime.export.steps import Chain, apply_chain, find_chain, published_versions
 
 KEEP_FOLDERS = 2
 """The folder that the server holds, and the one before, which it may still be reading."""
@@ -43,15 +41,12 @@ class Follower:
         folder: Path,
         server: WeightServer | None,
         *,
-        patience_s: float,
         say: Callable[[str], object],
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        base        folder of the model that the run was created from
-        folder      where snapshots are kept; those of an earlier follower of this run are gone on from
-        patience_s  how long deltas that are late are waited for, in a run where deltas are published
-        say         takes a line for people
+        base    folder of the model that the run was created from
+        folder  where snapshots are kept; those of an earlier follower of this run are gone on from
+        say     takes a line for people
 
         Raises ModelError when the base isn't the run's.
         """
@@ -63,10 +58,7 @@ class Follower:
         self._dtype = dtype
         self._folder = folder
         self._server = server
-        self._patience_s = patience_s
         self._say = say
-        self._now = now
-        self._waiting_since: float | None = None
         self._fault: str | None = None
         self._told: int | None = None
         self._is_down = False
@@ -97,68 +89,18 @@ class Follower:
             newest = self._reader.newest_version()
             if self._held is not None and newest <= self._held.version:
                 return True
-            made = self._fetch(newest)
+            made = fill_from_masters(self._reader, self._model, newest)
+            self._say(f"version {newest}: {self._reader.nbytes(newest):,} bytes fetched")
         except StoreError as error:
             if str(error) != self._fault:
                 self._say(f"the bucket can't be read now, looking again until it can: {error}")
             self._fault = str(error)
             return False
         self._fault = None
-        if made is None:
-            return False
         held = describe(self._reader, self._model, made)
         self._write(held)
-        self._held, self._waiting_since = held, None
-        return held.version == newest
-
-    def _fetch(self, newest: int) -> tuple[FragmentWeights, ...] | None:
-        """The model filled with a newer version: its fragments, or None while deltas are waited for."""
-        if self._held is None:
-            return self._fetch_masters(newest, "the first snapshot")
-        published = published_versions(self._reader, self._dtype)
-        ahead = [version for version in published if self._held.version < version <= newest]
-        if ahead:
-            try:
-                return self._fetch_steps(self._held, ahead[-1])
-            except CorruptObject as error:
-                return self._fetch_masters(newest, str(error))
-        if not published:
-            return self._fetch_masters(newest, "no deltas are published")
-        if self._waiting_since is None:
-            self._waiting_since = self._now()
-        if self._now() - self._waiting_since < self._patience_s:
-            return None
-        return self._fetch_masters(newest, f"no deltas to it for {self._patience_s:g} s")
-
-    def _fetch_masters(self, version: int, why: str) -> tuple[FragmentWeights, ...]:
-        made = fill_from_masters(self._reader, self._model, version)
-        self._say(f"version {version}: whole masters, {self._reader.nbytes(version):,} bytes ({why})")
-        return made
-
-    def _fetch_steps(self, held: SnapshotRecord, version: int) -> tuple[FragmentWeights, ...]:
-        """Every fragment by its chain of deltas, all checked before one is written. Raises CorruptObject."""
-        chains = [
-            find_chain(self._reader, self._dtype, index, fragment, version)
-            for index, fragment in enumerate(held.fragments)
-        ]
-        nbytes, whole = sum(chain.nbytes for chain in chains), self._reader.nbytes(version)
-        if nbytes > whole:
-            raise CorruptObject(f"the deltas to it have {nbytes:,} bytes, more than the masters")
-        made = [self._stepped(index, chain) for index, chain in enumerate(chains)]
-        for index, bits in enumerate(made):
-            self._model.write(index, bits)
-        num_steps = sum(len(chain.steps) for chain in chains)
-        self._say(f"version {version}: {num_steps} deltas, {nbytes:,} bytes ({nbytes / whole:.1%} of the masters)")
-        last = [chain.steps[-1] for chain in chains]
-        return tuple(
-            FragmentWeights(version=version, master_sha256=step.master_sha256, bits_sha256=step.sha256) for step in last
-        )
-
-    def _stepped(self, index: int, chain: Chain) -> Bits:
-        try:
-            return apply_chain(self._reader, chain, self._model.read(index))
-        except KeyMissing as error:
-            raise CorruptObject(f"a delta is gone: {error}") from error
+        self._held = held
+        return True
 
     # --- the folder -------------------------------------------------------------------------------------------------
 

@@ -12,13 +12,12 @@ from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolE
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.history import find_commit, voids_among
-from composer_prime.sync.lifetime import find_manifest, has_ended
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.records import Commit
 from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.runtime import ThreadRuntime
-from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, load_master, stored_nbytes, vouched_sha, vouched_snapshots
 
 logger = logging.getLogger(__name__)
@@ -39,12 +38,12 @@ class Merged:
 class MasterReader:
     """A run's bucket, only read. `close` lets go of its threads; the store stays open."""
 
-    def __init__(self, store: Store, key: SigningKey | None = None) -> None:
-        """key: with which `roster` signs, for who publishes. Raises BadInput when no run is there."""
+    def __init__(self, store: Store) -> None:
+        """Raises BadInput when no run is there."""
         find_manifest(store)
         self.store = store
         self.run = load_run(store)
-        self.roster = Roster(store, self.run.manifest, self.run.sha256, key)
+        self.roster = Roster(store, self.run.manifest, self.run.sha256)
         self.roster.refresh()
         self.runtime = ThreadRuntime()
 
@@ -70,11 +69,6 @@ class MasterReader:
         """
         return min(self._newest_stored(fragment) for fragment in range(len(self.run.fragments)))
 
-    def stored_before(self, fragment: int, version: int) -> int | None:
-        """The newest version of a fragment below `version` that has a stored snapshot; None where there is none."""
-        found = vouched_snapshots(self.store, self.run, self.roster, fragment, at_most=version - 1)
-        return next((stored for stored, _ in found), None)
-
     def check_version(self, version: int) -> None:
         """Raise BadInput unless every fragment has had `version` rounds."""
         for fragment in range(len(self.run.fragments)):
@@ -99,10 +93,6 @@ class MasterReader:
             return self.run.master_nbytes(fragment)
 
         return sum(self.runtime.map(of, range(len(self.run.fragments))))
-
-    def is_closed(self) -> bool:
-        """Whether the run has ended, as far as it was prolonged."""
-        return has_ended(self.store, self.roster, len(self.run.fragments), self.run.ends)
 
     def vouched(self, fragment: int, version: int) -> str | None:
         """The hash by which the log names master(fragment, version); None while nothing names it."""

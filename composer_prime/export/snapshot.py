@@ -1,5 +1,6 @@
 """A snapshot: one version of every fragment, in a folder that transformers, PEFT and vLLM load as any other."""
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from composer_prime.export.card import CARD_FILE, RECORD_FILE, FragmentWeights, 
 from composer_prime.export.lora import LoraAdapter, is_lora
 from composer_prime.export.model import Exportable, HfModel, made_whole
 from composer_prime.export.reading import MasterReader
+from composer_prime.store.base import Store
 
 
 def open_model(
@@ -27,11 +29,10 @@ def open_model(
 
 def fill_from_masters(reader: MasterReader, model: Exportable, version: int) -> tuple[FragmentWeights, ...]:
     """Set every fragment to its master after `version` rounds, rounded; no more than one is held in fp32."""
-    return tuple(fill_fragment(reader, model, index, version) for index in range(len(reader.run.fragments)))
+    return tuple(_fill_fragment(reader, model, index, version) for index in range(len(reader.run.fragments)))
 
 
-def fill_fragment(reader: MasterReader, model: Exportable, index: int, version: int) -> FragmentWeights:
-    """As `fill_from_masters`, for one fragment."""
+def _fill_fragment(reader: MasterReader, model: Exportable, index: int, version: int) -> FragmentWeights:
     master = reader.master(index, version)
     bits = rounded_bits(master.weights, model.dtype)
     model.write(index, bits)
@@ -68,3 +69,20 @@ def check_new_folder(folder: Path) -> None:
     """Raise BadInput unless `folder` may be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"--to ({folder}) exists and isn't empty: name a new folder, or empty this one")
+
+
+def check_new_place(store: Store) -> None:
+    """Raise BadInput where a bucket's prefix holds something already."""
+    if store.list(""):
+        raise BadInput(f"--to ({store.uri}) isn't empty: name a new prefix, or empty this one")
+
+
+def put_folder(folder: Path, store: Store) -> None:
+    """Put a snapshot's files into a bucket under their own names; its record last, so who sees that sees all."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == RECORD_FILE):
+        with file.open("rb") as opened:
+            if file.stat().st_size == 0:
+                store.put(file.name, b"")
+                continue
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+                store.put(file.name, data)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from composer_prime.store import keys, launch_keys
+from composer_prime.gateway import invitation_keys
+from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Claim, Invited
@@ -54,8 +55,8 @@ class Invitations:
 
     def _newest(self, site: str) -> Invited | None:
         """The owner's last record for that name."""
-        for key in sorted(self._store.list(launch_keys.invitations_of(site)), reverse=True):
-            record = find_record(self._store, Invited, key) if launch_keys.is_invitation(key) else None
+        for key in sorted(self._store.list(invitation_keys.invitations_of(site)), reverse=True):
+            record = find_record(self._store, Invited, key) if invitation_keys.is_invitation(key) else None
             if record is not None and record.site == site and self._roster.owner_fault(record) is None:
                 return record
         return None

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -18,75 +18,44 @@ class Rate:
     burst: float
 
 
-class TokenBucket:
-    """One bucket, full at first. Thread-safe."""
-
-    def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._tokens = rate.burst
-        self._at = clock()
-
-    def take(self, cost: float = 1.0) -> int:
-        """Take so many tokens, at most a full bucket's; 0, or the whole seconds after which they are there."""
-        cost = min(cost, self._rate.burst)
-        with self._lock:
-            now = self._clock()
-            self._tokens = min(self._rate.burst, self._tokens + (now - self._at) * self._rate.per_s)
-            self._at = now
-            if self._tokens >= cost:
-                self._tokens -= cost
-                return 0
-            return math.ceil((cost - self._tokens) / self._rate.per_s)
-
-    def owe(self, cost: float) -> None:
-        """Take so many tokens, there or not, so that later ones wait: what was done can't be refused any more."""
-        with self._lock:
-            self._tokens = max(self._tokens - cost, -self._rate.burst)
-
-
-RECORD_BYTES = Rate(2**16, 2**23)
-"""Bytes of records that one site may write: nothing else bounds how many pieces of a tape it makes."""
-
-
 @dataclass(frozen=True)
 class Rates:
-    """Requests of one site, requests of all, and bytes of records of one site."""
+    """Requests of one site, requests of all, and bytes of records of one site: nothing else bounds its tape."""
 
     site: Rate = Rate(50, 200)
     gateway: Rate = Rate(500, 1000)
-    record_bytes: Rate = RECORD_BYTES
+    record_bytes: Rate = Rate(2**16, 2**23)
 
 
-@dataclass
 class Limits:
-    """The buckets of one gateway. Sites come from the run's admissions, so there are only so many."""
+    """The buckets of one gateway, full at first. Thread-safe. Sites come from the run's admissions."""
 
-    rates: Rates = field(default_factory=Rates)
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
+    def __init__(self, rates: Rates, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rates = rates
+        self._clock = clock
         self._lock = threading.Lock()
-        self._gateway = TokenBucket(self.rates.gateway, self.clock)
-        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
+        """By kind and site: tokens, and when they were counted."""
 
     def request(self, site: str) -> int:
-        """Count one request of a site; 0, or the seconds after which it may come again."""
-        return self._bucket("requests", site, self.rates.site).take() or self._gateway.take()
+        """Count one request of a site; 0, or the whole seconds after which it may come again."""
+        return self._take("requests", site, self._rates.site, 1) or self._take("requests", "", self._rates.gateway, 1)
 
     def owe(self, site: str, num_requests: int) -> None:
-        """Count an answer of a site's that cost as much as so many requests more."""
-        self._bucket("requests", site, self.rates.site).owe(num_requests)
-        self._gateway.owe(num_requests)
+        """Count an answer of a site's that cost as much as so many requests more; what was done can't be refused."""
+        self._take("requests", site, self._rates.site, num_requests, may_owe=True)
+        self._take("requests", "", self._rates.gateway, num_requests, may_owe=True)
 
     def record(self, site: str, nbytes: int) -> int:
         """Count the bytes of a record that a site writes; as `request`."""
-        return self._bucket("bytes", site, self.rates.record_bytes).take(nbytes)
+        return self._take("bytes", site, self._rates.record_bytes, nbytes)
 
-    def _bucket(self, kind: str, site: str, rate: Rate) -> TokenBucket:
+    def _take(self, kind: str, site: str, rate: Rate, cost: float, *, may_owe: bool = False) -> int:
+        """Take so many tokens, at most a full bucket's; 0, or the seconds after which they are there."""
+        cost, now = min(cost, rate.burst), self._clock()
         with self._lock:
-            bucket = self._buckets.get((kind, site))
-            if bucket is None:
-                bucket = self._buckets[kind, site] = TokenBucket(rate, self.clock)
-            return bucket
+            tokens, at = self._buckets.get((kind, site), (rate.burst, now))
+            tokens = min(rate.burst, tokens + (now - at) * rate.per_s)
+            missing = 0.0 if may_owe else max(0.0, cost - tokens)
+            self._buckets[kind, site] = (tokens if missing else max(tokens - cost, -rate.burst)), now
+            return math.ceil(missing / rate.per_s)

@@ -8,18 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_prime.gateway.wire import INLINE_BYTES
 from composer_prime.store import keys
 from composer_prime.store.base import is_key
-from composer_prime.store.gateway_wire import INLINE_BYTES
 from composer_prime.sync.terms import Terms
-from composer_prime.sync.validity import FragmentFacts
 
 Operation = Literal["read", "create", "put", "delete"]
 
 HIDDEN = {"probe"}
 """Kinds that aren't read either. Tapes are: they hold counts, names and reasons, no text of prompts or rollouts."""
-BULK = {"payload", "merged payload", "master", "export delta", "snapshot"}
-"""Kinds whose bytes go between site and bucket, by ticket; the others are records, at which the gateway looks."""
+BULK = {"payload", "merged payload", "master"}
+"""Kinds whose bytes go between site and bucket, by ticket; the others are records, which come through the gateway."""
 WRITTEN: Mapping[str, tuple[frozenset[str], int]] = {
     "offer": (frozenset({"create"}), INLINE_BYTES),
     "claim": (frozenset({"create"}), 2**12),
@@ -33,20 +32,13 @@ PAYLOADS_A_ROUND = 4
 
 
 @dataclass(frozen=True)
-class Fragment:
-    """facts: as all readers check offers by; slices: bytes of each slice of a payload, () where that isn't fixed."""
-
-    facts: FragmentFacts
-    slices: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class RunFacts:
     """What there is to know of a run from its manifest, and the most bytes that an object may have."""
 
     run: str
     terms: Terms
-    fragments: tuple[Fragment, ...]
+    bounds: tuple[tuple[int, int], ...]
+    """By fragment: the least and the most bytes of a payload."""
     max_object_bytes: int
 
 
@@ -59,7 +51,7 @@ def read_refusal(key: str) -> str | None:
 
 
 def write_refusal(site: str, operation: Operation, key: str, nbytes: int, facts: RunFacts) -> str | None:
-    """Why `site` may not write (or delete) so many bytes at `key`; None when only the content is left to be judged."""
+    """Why `site` may not write (or delete) so many bytes at `key`; None when it may."""
     place = keys.place(key) if is_key(key) else None
     if place is None:
         return f"{key[:80]!r} is no key of an object of a run: spell keys as composer_prime.store.keys does"
@@ -73,17 +65,17 @@ def write_refusal(site: str, operation: Operation, key: str, nbytes: int, facts:
     if operation not in operations:
         how = "written once: create it" if operations == {"create"} else "overwritten: put it"
         return f"{key} is a {place.kind}, which is {how}"
-    if place.kind in ("offer", "payload") and place.fragment >= len(facts.fragments):
-        return f"{key} is of fragment {place.fragment}, run {facts.run} has {len(facts.fragments)}"
+    if place.kind in ("offer", "payload") and place.fragment >= len(facts.bounds):
+        return f"{key} is of fragment {place.fragment}, run {facts.run} has {len(facts.bounds)}"
     if place.kind == "payload":
-        return _payload_refusal(key, nbytes, facts.fragments[place.fragment].facts, facts)
+        return _payload_refusal(key, nbytes, facts.bounds[place.fragment], facts)
     if nbytes > most:
         return f"{key} has {nbytes} bytes, a {place.kind} at most {most}"
     return None
 
 
-def _payload_refusal(key: str, nbytes: int, fragment: FragmentFacts, facts: RunFacts) -> str | None:
-    least, most = fragment.bounds
+def _payload_refusal(key: str, nbytes: int, bounds: tuple[int, int], facts: RunFacts) -> str | None:
+    least, most = bounds
     if not least <= nbytes <= most:
         return f"{key} has {nbytes} bytes, {facts.terms.codec} of this fragment has {least} to {most}"
     if nbytes > facts.max_object_bytes:

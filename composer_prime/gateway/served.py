@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from composer_prime.errors import BadInput
-from composer_prime.gateway.policy import Fragment, RunFacts
+from composer_prime.gateway.policy import RunFacts
 from composer_prime.gateway.tickets import tickets_of
 from composer_prime.store.base import MAX_CREATE_BYTES, Store
 from composer_prime.sync.lifetime import find_manifest
@@ -36,7 +36,7 @@ def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()
             f"run {manifest.run} asks for no keys, and a gateway knows sites by their keys: create a run with "
             "outer.owner"
         )
-    if manifest.owner is None and manifest.terms.committer is None:
+    if manifest.owner is None:
         raise BadInput(
             f"run {manifest.run} has no owner who could admit guests, and all its sites close rounds, which behind a "
             "gateway nobody does: create a run with outer.owner"
@@ -46,16 +46,8 @@ def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()
     from composer_prime.sync.run import load_run  # its codecs bring torch, which nothing else here needs
 
     run = load_run(store)
-    fragments = tuple(
-        Fragment(
-            coding.facts,
-            tuple(coding.codec.nbytes(coding.plan.size(index)) for index in range(coding.plan.num_slices))
-            if coding.plan.num_slices > 1
-            else (),
-        )
-        for coding in run.codings
-    )
-    largest = max(fragment.facts.bounds[1] for fragment in fragments)
+    bounds = tuple(coding.facts.bounds for coding in run.codings)
+    largest = max(most for _, most in bounds)
     if largest > max_object_bytes:
         raise BadInput(
             f"payloads of run {manifest.run} have up to {largest} bytes, this gateway takes {max_object_bytes} "
@@ -67,5 +59,5 @@ def serve_run(store: Store, max_object_bytes: int, allowed: Collection[str] = ()
             f"that they would go through this gateway, which takes {MAX_CREATE_BYTES}: use an S3 bucket, or create the "
             "run with more outer.fragments"
         )
-    facts = RunFacts(manifest.run, run.terms, fragments, max_object_bytes)
+    facts = RunFacts(manifest.run, run.terms, bounds, max_object_bytes)
     return Served(store, facts, Roster(store, manifest, sha))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from composer_prime.config.table import RUN_NAME
 from composer_prime.errors import INSTALL, ConfigError, CorruptObject, KeyMissing, ProtocolError, SiteError, StoreError
+from composer_prime.integrations import torchft_keys
 from composer_prime.integrations.torchft_rounds import (
     Contribution,
     Decision,
@@ -31,7 +32,7 @@ from composer_prime.integrations.torchft_rounds import (
     unpack,
     who_takes_part,
 )
-from composer_prime.store import Store, keys, open_store, probe_store, torchft_keys
+from composer_prime.store import Store, keys, open_store, probe_store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.reading import read_record
 

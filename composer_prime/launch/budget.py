@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobState, Price
 from composer_prime.launch.records import Attempt
+from composer_prime.plan.prices import HOUR_S
 
-HOUR_S = 3600.0
 MIN_JOB_S = 60
 """Below so many seconds a site would only load its model and end: no job is started for that."""
 

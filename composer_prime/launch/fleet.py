@@ -17,6 +17,7 @@ from composer_prime.errors import BadInput, JobUnknown
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price
 from composer_prime.executors.open import Opener, open_executor
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import ran_s
 from composer_prime.launch.plan import LINKED, LaunchPlan
 from composer_prime.launch.records import (
@@ -29,7 +30,6 @@ from composer_prime.launch.records import (
     begin_launch,
     newest_launch,
 )
-from composer_prime.store import launch_keys
 from composer_prime.store.base import Store
 from composer_prime.visible import visible
 

@@ -8,6 +8,7 @@ import secrets as random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -156,7 +157,7 @@ def plan_launch(
     with found.noted():
         prime_rl = _prime_rl_of(recipe)
         if image is None and not set(INSTALLS).isdisjoint(platforms):
-            packages = installed(recipe, store, prime_rl=prime_rl)
+            packages = installed(recipe, prime_rl=prime_rl)
     with found.noted():
         _check_machine(recipe, platforms)
     linked = [name for name in LINKED if name in platforms]
@@ -193,15 +194,14 @@ def smoke_plan(plan: LaunchPlan) -> LaunchPlan:
     return replace(plan, places=places, recipe=any_from_data(data), run_uri=f"{store}/{name}", is_smoke=True)
 
 
-def installed(recipe: RecipeBase, store: str, needs: Iterable[str] = (), *, prime_rl: str | None = None) -> Packages:
+def installed(recipe: RecipeBase, needs: Iterable[str] = (), *, prime_rl: str | None = None) -> Packages:
     """The packages of a site's job, or of one that may start sites. Raises as `packages_of`.
 
     needs     further packages from PyPI
     prime_rl  the version beside which they go; None: alone
     """
-    gateways = ["gcsfs"] if store.startswith("gs://") else []
     monitors = recipe.monitors.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else ()
-    return packages_of(_modules(recipe), needs=[*needs, *gateways, *monitors], prime_rl=prime_rl)
+    return packages_of(_modules(recipe), needs=[*needs, *monitors], prime_rl=prime_rl)
 
 
 def _prime_rl_of(recipe: RecipeBase) -> str | None:
@@ -295,7 +295,7 @@ def stored_logins(names: Sequence[str]) -> dict[str, str]:
         from huggingface_hub import get_token
 
         found["HF_TOKEN"] = get_token()
-    if any(name in AWS_SECRETS for name in names):
+    if any(name in AWS_SECRETS for name in names) and find_spec("botocore") is not None:
         import botocore.session
 
         held = botocore.session.get_session().get_credentials()
@@ -346,7 +346,7 @@ def _store(recipe: RecipeBase, platforms: Iterable[str], problems: Problems) -> 
     key, model = recipe.site.key_file, recipe.model.name
     keyless = "launch runs without keys there, or start those sites with `composer-prime site`"
     for is_here, what, remedy in (
-        (is_folder, f"outer.store ({store})", "set outer.store to s3://, gs:// or hf://"),
+        (is_folder, f"outer.store ({store})", "set outer.store to s3://, gs://, az:// or hf://"),
         (Path(model).exists(), f"model.name ({model})", "name a Hugging Face model"),
         (key is not None, f"site.key_file ({key})", keyless),
     ):

@@ -1,33 +1,33 @@
 """Checks before anything starts: access to the model, GPU memory, traffic with the bucket, jobs and prices."""
 
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from composer_prime.config import RecipeBase
+from composer_prime.config import PrimeRecipe, RecipeBase
 from composer_prime.config.recipe import TINY_MODELS
-from composer_prime.errors import BadInput, ComposerPrimeError, Problems
-from composer_prime.executors.base import Resources, gpu_kinds
-from composer_prime.executors.prices import egress_usd_per_gb, shipped
-from composer_prime.launch.budget import HOUR_S, Limits, allowed_s, check_bounded
+from composer_prime.errors import BadInput, ComposerPrimeError, ModelError, Problems
+from composer_prime.executors.base import gpu_kinds
+from composer_prime.launch.budget import Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import AWS_SECRETS, LaunchPlan, stored_logins
 from composer_prime.launch.records import Launch, LaunchBook
-from composer_prime.store.memory import MemoryStore
+from composer_prime.plan.gpus import gpu_bytes, spared_by
+from composer_prime.plan.memory import GIB
+from composer_prime.plan.prices import HOUR_S, egress_line, egress_usd_per_gb, gpu_gib, offered_gib
+from composer_prime.plan.traffic import fragment_sizes
+from composer_prime.sites.embedded.shapes import named_shapes
+from composer_prime.store.obstore import MemoryStore
+from composer_prime.sync.terms import terms_of
 
 HUB = "https://huggingface.co"
-GIB = 2**30
-GPUS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
 
 Estimate = Callable[[RecipeBase], int]
 """Bytes that a site needs on all its GPUs together, 0 where it needs none; raises ModelError where that isn't known."""
-Shapes = Callable[[str], Sequence[Any]]
-"""A model's name to the names and shapes of its parameters; raises ModelError."""
 
 
 class Unchecked(str):
@@ -104,11 +104,12 @@ def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
 
 def _compared(plan: LaunchPlan, platform: str, needed: int) -> str:
     gpu, needs = plan.resources.gpu, f"about {needed / GIB:.0f} GiB"
-    found, offers = gpu_gib(platform, plan.resources), _offers(platform)
+    count = max(1, plan.resources.gpu_count)
+    found, offers = gpu_gib(platform, gpu_kinds(plan.resources), count), offered_gib(platform)
     if not found and (gpu is not None or not offers):
         said = f"GPU memory: {needs} a site; not checked, since how much launch.gpu ({gpu}) has isn't known"
         return said if platform in ("local", "ssh") else Unchecked(said)
-    has = f"{max(1, plan.resources.gpu_count)} x {gpu} (launch.gpu) has {found}" if gpu else "launch.gpu is not set"
+    has = f"{count} x {gpu} (launch.gpu) has {found}" if gpu else "launch.gpu is not set"
     if needed > found * GIB:
         fitting = [name for name in sorted(offers, key=offers.__getitem__) if offers[name] * GIB >= needed][:4]
         remedy = f"{', '.join(fitting)} would do" if fitting else "take more GPUs, or a smaller model"
@@ -116,57 +117,30 @@ def _compared(plan: LaunchPlan, platform: str, needed: int) -> str:
     return f"GPU memory: {needs} a site, and {has}"
 
 
-def gpu_gib(platform: str, resources: Resources) -> int:
-    """GiB on all GPUs of a job together; 0: it has none, or that isn't known."""
-    count, offers = max(1, resources.gpu_count), _offers(platform)
-    sizes = (_gib(platform, kind) * count or offers.get(kind.lower(), 0) for kind in gpu_kinds(resources))
-    return min(sizes, default=0)
+def gpu_bytes_beforehand(recipe: RecipeBase) -> int:
+    """GPU memory that a site needs at least; of a model on the Hub only the configuration is downloaded.
+
+    Raises ModelError where that can't be had, and where the recipe spares memory in a way that nobody has measured.
+    """
+    if not isinstance(recipe, PrimeRecipe):
+        return 0
+    if (name := spared_by(recipe)) is not None:
+        raise ModelError(f"{name} is set, and how much that spares isn't known")
+    return gpu_bytes(recipe, sum(math.prod(shape) for _, shape in named_shapes(recipe.model.name)))
 
 
-def _offers(platform: str) -> dict[str, int]:
-    """The GiB of all that a platform gives out, by name; none where it isn't known what that is."""
-    machines = shipped(platform) if platform in ("hf-jobs", "modal") else ()
-    names = [each.name if platform == "hf-jobs" else f"{each.num_gpus} x {each.gpu}" for each in machines]
-    return {name: _gib(platform, each.gpu) * int(each.num_gpus) for name, each in zip(names, machines, strict=True)}
-
-
-def _gib(platform: str, kind: str) -> int:
-    """Of one GPU, 0 where that isn't known: "RTX PRO 6000" and "rtx-pro-6000" are one."""
-    name, sizes = kind.upper().replace(" ", "-"), GPUS["memory_gib"]
-    return sizes.get(f"{platform} {name}", sizes.get(name, 0))
-
-
-def bucket_lines(plan: LaunchPlan, shapes: Shapes) -> Iterator[str]:
+def bucket_lines(plan: LaunchPlan) -> Iterator[str]:
     """The cost of all that is fetched from the bucket; nothing for a folder, and of a smoke."""
-    from composer_prime.outer.fragments import plan_fragments
-
-    uri, outer = plan.run_uri, plan.recipe.outer
-    if outer is None or plan.is_smoke or egress_usd_per_gb(uri)[0] == 0:  # a folder
+    if plan.recipe.outer is None or plan.is_smoke or egress_usd_per_gb(plan.run_uri)[0] == 0:  # a folder
         return
+    terms = terms_of(plan.recipe)
     try:
-        fragments = plan_fragments(shapes(plan.recipe.model.name), outer.fragments)
-        yield traffic_line(plan.recipe, [each.numel for each in fragments], max(2, len(plan.sites)), uri)
+        sizes = fragment_sizes(terms, named_shapes(plan.recipe.model.name))
     except (ComposerPrimeError, OSError) as error:
         yield f"bucket traffic: not known beforehand ({error})"
-
-
-def traffic_line(recipe: RecipeBase, numels: Sequence[int], num_sites: int, uri: str) -> str:
-    """The bytes that all sites fetch from the bucket at `uri` in the whole run, records left out, and their cost.
-
-    numels   parameters of each fragment
-
-    Sites far from the bucket's provider pay for what they fetch; what they send is free with all of them.
-    """
-    from composer_prime.outer.forecast import Pace, payloads_of, turn_bytes
-
-    outer, rounds = recipe.outer, recipe.rounds
-    assert outer is not None
-    pace = Pace(outer.inner_steps, outer.fragments, outer.sync_delay, 1.0, num_sites, outer.gather_sites)
-    payloads = payloads_of(numels, outer.codec, outer.merged_codec, outer.slices)
-    gb = rounds * num_sites * sum(turn_bytes(payload, pace)[1] for payload in payloads) / 1e9
-    usd_per_gb, source = egress_usd_per_gb(uri)
-    cost = "at an unknown price" if usd_per_gb is None else f"${gb * usd_per_gb:.2f} where egress is charged"
-    return f"bucket traffic: all sites fetch {gb:.2f} GB in {rounds} rounds, joins not counted, {cost} ({source})"
+        return
+    if (line := egress_line(terms, sizes, max(2, len(plan.sites)), plan.run_uri)) is not None:
+        yield line
 
 
 def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, dry_run: bool) -> Iterator[str]:

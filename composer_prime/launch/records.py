@@ -30,8 +30,10 @@ from composer_prime.config.toml import read_toml
 from composer_prime.errors import BadInput, ComposerPrimeError, CorruptObject, JobUnknown, KeyMissing
 from composer_prime.executors.base import Job, JobStatus
 from composer_prime.executors.packages import Packages
-from composer_prime.store import launch_keys, open_store
-from composer_prime.store.base import GivesLinks, Store
+from composer_prime.launch import launch_keys
+from composer_prime.store import open_store
+from composer_prime.store.base import Store
+from composer_prime.store.obstore import ObjectStore
 from composer_prime.sync.canonical import Record, sha256_hex
 from composer_prime.sync.reading import read_bytes, read_record
 from composer_prime.visible import visible
@@ -260,7 +262,7 @@ class LaunchBook:
         Raises BadInput for wheels that can't be made. The store must give links: `plan_launch` sees to it.
         """
         keys = [launch_keys.wheel(self.keep(launch_keys.wheel, wheel.data)) for wheel in packages.wheels()]
-        store = cast(GivesLinks, self.store)
+        store = cast(ObjectStore, self.store)
         return {name: store.presign_get(key, LINK_S) for name, key in zip(packages.links, keys, strict=True)}
 
     def clear(self) -> None:

@@ -17,12 +17,13 @@ from composer_prime.executors.base import Resources
 from composer_prime.executors.open import PLATFORMS, Opener, open_executor
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import INSTALLS, LaunchPlan, NamedSecrets, installed
 from composer_prime.launch.records import open_launch
 from composer_prime.launch.supervisor import Say, Supervisor
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 
 SITE = "supervisor"
 TIMEOUT_S = 24 * 3600
@@ -72,7 +73,7 @@ def order_of(plan: LaunchPlan, on: str, limits: Limits, poll_s: float, opener: O
     packages = None
     if on in INSTALLS and plan.recipe.launch.image is None:
         needs = dict.fromkeys(PLATFORMS[name].package for name in (*plan.platforms, on))
-        packages = installed(plan.recipe, plan.run_uri, filter(None, needs))
+        packages = installed(plan.recipe, filter(None, needs))
         packages.wheels()
     return Order(plan, on, packages, HOST_TIMEOUT_S if is_host else TIMEOUT_S, limits, poll_s, Secrets(logins))
 

@@ -23,7 +23,7 @@ from composer_prime.outer.master_header import (
     table_bytes,
     write_header,
 )
-from composer_prime.outer.planes import LITTLE_FP32, Piece, decode_planes, encode_planes
+from composer_prime.outer.planes import LITTLE_FP32, decode_planes, encode_planes
 
 _SIZE = np.dtype(f"<u{SIZE_BYTES}")
 
@@ -66,11 +66,11 @@ def unpack_master(data: bytes | bytearray | memoryview, numel: int, *, momentum:
     vectors = [
         decode_planes(pieces[at * each : (at + 1) * each], numel) for at in range(num_vectors(momentum=momentum))
     ]
-    refuse_nonfinite(vectors)
+    _refuse_nonfinite(vectors)
     return vectors[0], vectors[1] if momentum else None
 
 
-def refuse_nonfinite(vectors: Sequence[Tensor]) -> None:
+def _refuse_nonfinite(vectors: Sequence[Tensor]) -> None:
     """Raise CorruptObject when a value of a master isn't finite. vectors: weights, and momentum if it has any."""
     for name, values in zip(("weight", "momentum"), vectors, strict=False):
         bad = first_nonfinite(values)
@@ -80,28 +80,10 @@ def refuse_nonfinite(vectors: Sequence[Tensor]) -> None:
             )
 
 
-def head_nbytes(numel: int, *, momentum: bool) -> int:
-    """Bytes before the first plane of a stored master: its header and its table of sizes."""
-    return HEADER_BYTES + table_bytes(numel, momentum=momentum)
-
-
-def plane_ends(head: Piece, numel: int, *, momentum: bool) -> list[int]:
-    """Where the first plane of a stored master begins, then where each plane ends, in bytes; by its table of sizes.
-
-    head   at least its first `head_nbytes`
-
-    Raises CorruptObject when that is no head of such a master, or when its planes don't fill it exactly.
-    """
-    stated, start = read_header(head, numel, momentum=momentum), head_nbytes(numel, momentum=momentum)
-    if len(head) < start:
-        raise CorruptObject(f"the table of a stored master ends at byte {start}, it has {len(head)}: fetch it again")
-    sizes = np.frombuffer(head[HEADER_BYTES:start], _SIZE).tolist()
-    ends = list(accumulate(sizes, initial=start))
-    if ends[-1] != stated:
-        raise CorruptObject(f"the planes of a stored master end at byte {ends[-1]} of {stated}: fetch it again")
-    return ends
-
-
 def _cut(data: memoryview, numel: int, momentum: bool) -> Sequence[memoryview]:
-    """The pieces of a master by its table of sizes."""
-    return [data[first:last] for first, last in pairwise(plane_ends(data, numel, momentum=momentum))]
+    """The pieces of a whole master by its table of sizes. Raises CorruptObject when they don't fill it exactly."""
+    start = HEADER_BYTES + table_bytes(numel, momentum=momentum)
+    ends = list(accumulate(np.frombuffer(data[HEADER_BYTES:start], _SIZE).tolist(), initial=start))
+    if ends[-1] != len(data):
+        raise CorruptObject(f"the planes of a stored master end at byte {ends[-1]} of {len(data)}: fetch it again")
+    return [data[first:last] for first, last in pairwise(ends)]

@@ -1,7 +1,7 @@
 """How a site takes a new master without losing what it did meanwhile. fp32 flat vectors, CPU.
 
 `carry` when its own offer was not in the commit (or it had none out), `settle` when it was: then everything up to the
-capture is inside the master and only the movement since then is its own. `blend` is Streaming DiLoCo's alternative.
+capture is inside the master and only the movement since then is its own.
 Each also comes as a `Change` that is made span by span, where the values lie: the training thread waits for it.
 """
 
@@ -35,11 +35,6 @@ def settling(captured: Tensor, new_base: Tensor) -> Change:
     return lambda local, span: settle(local, captured[span], new_base[span])
 
 
-def blending(new_base: Tensor, alpha: float) -> Change:
-    """`blend`, span by span."""
-    return lambda local, span: blend(local, new_base[span], alpha)
-
-
 def carry(local: Tensor, old_base: Tensor, new_base: Tensor) -> Tensor:
     """local + (new_base - old_base): follow the master and keep all own movement.
 
@@ -60,13 +55,3 @@ def settle(local: Tensor, captured: Tensor, new_base: Tensor) -> Tensor:
     Returns fp32 [n], new memory; exactly `new_base` where nothing moved since the capture.
     """
     return torch.sub(local, captured).add_(new_base)
-
-
-def blend(local: Tensor, new_base: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) * new_base + alpha * local, the mix of Streaming DiLoCo (arXiv:2501.18512, algorithm 2).
-
-    local, new_base  fp32 [n].
-    alpha            0 (take the master) to 1 (ignore it); which movement survives is only approximately known between.
-    Returns fp32 [n], new memory.
-    """
-    return torch.mul(new_base, 1.0 - alpha).add_(torch.mul(local, alpha))

@@ -16,8 +16,6 @@ from composer_prime.outer.master_header import BLOCK, VALUE_BYTES
 
 LITTLE_FP32 = np.dtype("<f4")
 Piece = bytes | memoryview
-ALL = range(VALUE_BYTES)
-"""Every plane, from the lowest byte to the highest."""
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=10)
 """Entropy coding is all that helps. Level 1 as it comes finds short matches by chance, which cost more than they save
 (0.369 of a byte for the highest plane of Gaussian weights, so 0.346, an order-0 model 0.335), and 3 is worse."""
@@ -45,25 +43,15 @@ def decode_planes(pieces: Iterable[Piece], numel: int) -> Tensor:
     Raises CorruptObject when a piece isn't one of a plane of its block; no more than the vector is ever allocated.
     """
     x = empty(numel)
-    fill_planes(x, pieces, ALL)
-    return x
-
-
-def fill_planes(x: Tensor, pieces: Iterable[Piece], places: range) -> None:
-    """Put the planes of these places into x, fp32 [n], contiguous, CPU; its other bytes stay as they are.
-
-    pieces   for each block one of each of `places`, in their order, as they lie between the others `encode_planes` gave
-
-    Raises CorruptObject as `decode_planes`.
-    """
     decoder = zstandard.ZstdDecompressor()
     values = x.numpy().view(np.uint8).reshape(-1, VALUE_BYTES)
     if not LITTLE_FP32.isnative:
         values = values[:, ::-1]
     for number, piece in enumerate(pieces):
-        block, index = divmod(number, len(places))
+        block, index = divmod(number, VALUE_BYTES)
         rows = values[block * BLOCK : (block + 1) * BLOCK]
-        rows[:, places[index]] = np.frombuffer(_plane(decoder, piece, len(rows)), np.uint8)
+        rows[:, index] = np.frombuffer(_plane(decoder, piece, len(rows)), np.uint8)
+    return x
 
 
 def _plane(decoder: zstandard.ZstdDecompressor, piece: Piece, size: int) -> Piece:

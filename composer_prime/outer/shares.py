@@ -4,16 +4,15 @@ Apart from aggregate.py because decisions need it, and they run where there is n
 """
 
 import math
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
-
 from composer_prime.errors import ConfigError, ProtocolError
 
 Weighting = Literal["tokens", "steps", "equal"]
-Rule = Literal["mean", "clipped", "trimmed", "median"]
+Rule = Literal["mean", "clipped"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,10 @@ def shares(
     weighting  "tokens" or "steps": in proportion to them (arXiv:2604.21428), and equal when no site that is no guest
                has any; "equal": 1/n. Tokens and steps are what a site says of itself.
     aggregate  "mean": the share. "clipped": the share times s = min(1, clip * median of norms / norm), so no site moves
-               the mean further than its share of clip * median. "trimmed", "median": s alone; the rule does the
-               averaging over the sites that are no guests, and knows no weights.
+               the mean further than its share of clip * median.
     clip       norms allowed, in medians, above 0; not read by "mean".
     guests     With any rule a guest's s is min(1, guests.clip * median / norm), and the guests' shares come to at most
-               `guests.share`; with "trimmed" and "median" a guest has its equal share, and the others' s is scaled by
-               what the guests leave. The median is that of the other sites' norms, so that no guest moves it. Guests
+               `guests.share`. The median is that of the other sites' norms, so that no guest moves it. Guests
                alone get 0: nothing bounds them.
 
     Of an even number of norms the median is the lower middle one. Either middle one is bounded by honest norms on both
@@ -84,14 +81,9 @@ def shares(
         _check_offer(site, offer)
     factors = clip_factors({site: offers[site].norm for site in sorted(offers)}, aggregate, clip, guests)
     present = [site for site in factors if site in guests.sites]
-    if aggregate in ("mean", "clipped"):
-        fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
-        factors = {site: fractions[site] * factor for site, factor in factors.items()}
-    elif present:
-        theirs = min(guests.share, len(present) / len(factors))
-        parts = {site: theirs / len(present) if site in present else 1 - theirs for site in factors}
-        factors = {site: factor * parts[site] for site, factor in factors.items()}
-    return {site: float(np.float32(factor)) for site, factor in factors.items()}
+    fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
+    factors = {site: fractions[site] * factor for site, factor in factors.items()}
+    return {site: struct.unpack("f", struct.pack("f", factor))[0] for site, factor in factors.items()}
 
 
 def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:

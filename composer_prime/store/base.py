@@ -5,6 +5,7 @@ Every backend keeps this protocol and passes tests/contracts/test_store_contract
 """
 
 import re
+from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
 from composer_prime.errors import StoreError
@@ -79,15 +80,6 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class GivesLinks(Protocol):
-    """A store whose objects can be read by a link, without its credentials."""
-
-    def presign_get(self, key: str, expires_s: int) -> str:
-        """A URL that reads one object until `expires_s` seconds from now, whoever holds it."""
-        ...
-
-
-@runtime_checkable
 class Guarded(Protocol):
     """A store behind somebody who decides what we may do there, so that writing to it is no way to try it."""
 
@@ -122,18 +114,56 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def check_create(key: str, data: bytes) -> None:
-    """Raise StoreError when `create` must refuse: an illegal key, or more bytes than a conditional write may have."""
-    check_key(key)
-    if len(data) > MAX_CREATE_BYTES:
-        raise StoreError(
-            f"create of {key} with {len(data)} bytes: at most {MAX_CREATE_BYTES} (64 MiB) can be written "
-            "conditionally; put the bytes at a content-addressed key and create a record that names it"
-        )
+class Backend(ABC):
+    """A `Store` that refuses what none takes; what is left to say is where the bytes go. Its keys are legal then."""
 
+    uri: str
 
-def check_range(key: str, start: int, length: int) -> None:
-    """Raise StoreError for an illegal key, a negative start or a negative length."""
-    check_key(key)
-    if start < 0 or length < 0:
-        raise StoreError(f"range of {key} (start {start}, length {length}): both must be 0 or more")
+    @abstractmethod
+    def _create(self, key: str, data: bytes) -> bool: ...
+
+    @abstractmethod
+    def _put(self, key: str, data: bytes | memoryview) -> None: ...
+
+    @abstractmethod
+    def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
+        """All bytes, or those of (start, length)."""
+
+    @abstractmethod
+    def _list(self, prefix: str) -> list[str]:
+        """Names among which are all that start with `prefix`."""
+
+    @abstractmethod
+    def _delete(self, key: str) -> None: ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        check_key(key)
+        if len(data) > MAX_CREATE_BYTES:
+            raise StoreError(
+                f"create of {key} with {len(data)} bytes: at most {MAX_CREATE_BYTES} (64 MiB) can be written "
+                "conditionally; put the bytes at a content-addressed key and create a record that names it"
+            )
+        return self._create(key, data)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._put(check_key(key), data)
+
+    def get(self, key: str) -> bytes:
+        return self._read(check_key(key), None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_key(key)
+        if start < 0 or length < 0:
+            raise StoreError(f"range of {key} (start {start}, length {length}): both must be 0 or more")
+        return self._read(key, (start, length))
+
+    def list(self, prefix: str) -> list[str]:
+        names = self._list(check_prefix(prefix))
+        return sorted(name for name in names if name.startswith(prefix) and is_key(name))
+
+    def delete(self, key: str) -> None:
+        self._delete(check_key(key))
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+        return

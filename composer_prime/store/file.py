@@ -1,11 +1,9 @@
 """A store in a folder: one file per object, for sites on one machine or on a shared file system.
 
-Bytes are written to a hidden temporary file beside their place and then linked (`create`) or renamed (`put`) there:
-the only two acts on a POSIX file system that are whole or not at all, and of which exactly one link can win.
-
-Durability: a crashed process leaves the old bytes or the new ones, and at worst a temporary file, which `list` ignores.
-What a write has answered also outlasts a power cut, as in an object store: the file is synced before it gets its name,
-and its folder after. A commit that outlived the payloads it takes would hold up every site for ever.
+Bytes are written to a hidden temporary file beside their place, then linked (`create`) or renamed (`put`) there: the
+only two acts of a POSIX file system that are whole or not at all, and of which exactly one link can win. The file is
+synced before it gets its name and its folder after, so what a write has answered outlasts a power cut: a commit that
+outlived the payloads it takes would hold up every site for ever.
 
 A folder may vanish and come back, as mounted shares do. Nothing is written or read meanwhile, and nobody makes it anew.
 """
@@ -17,24 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from composer_prime.errors import ConfigError, KeyMissing, StoreError
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, remedy_of
 from composer_prime.private import share
 from composer_prime.store import keys
-from composer_prime.store.base import check_create, check_key, check_prefix, check_range, is_key
+from composer_prime.store.base import Backend
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-_REMEDIES = {
-    errno.ENOSPC: "free some space or move the store",
-    errno.EDQUOT: "free some of your quota or move the store",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or move the store",
-    errno.EACCES: "give this user write access to the folder or choose another",
-    errno.EPERM: "give this user write access to the folder or choose another",
-    errno.EROFS: "choose a folder on a file system that can be written",
-    errno.ENOTDIR: "a file stands where the store needs a folder: move it or choose another folder",
-    errno.EISDIR: "a folder stands where the store needs a file: no key may be the folder of another",
-    errno.ENAMETOOLONG: "choose a folder with a shorter path",
-}
 
 
 def sync_folder(folder: str | Path) -> None:
@@ -51,18 +38,17 @@ def sync_folder(folder: str | Path) -> None:
 
 def make_folder(folder: str | Path, made: Callable[[str], object] = lambda path: None) -> None:
     """Make a folder, and those above it, whose names outlast a power cut; `made` is called for each."""
-    missing = []
-    at = os.path.abspath(folder)
-    while not os.path.isdir(at):
-        missing.append(at)
-        at = os.path.dirname(at)
-    os.makedirs(folder, exist_ok=True)
-    for each in reversed(missing):
-        made(each)
-        sync_folder(os.path.dirname(each))
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(os.path.abspath(folder))
+    make_folder(above, made)
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+        made(str(folder))
+    sync_folder(above)
 
 
-class FileStore:
+class FileStore(Backend):
     """Store over a folder; see `composer_prime.store.base.Store` for what the methods promise."""
 
     def __init__(self, root: Path | str, *, shared: bool = True) -> None:
@@ -71,9 +57,7 @@ class FileStore:
         shared   whether files and folders are for others, by the user's umask, though this process keeps its own
 
         Once this store has seen the folder it makes none, and takes no other for it, unless that holds a run's
-        manifest: a share that was mounted anew, or a backup.
-
-        ConfigError when `root` is relative.
+        manifest: a share that was mounted anew, or a backup. ConfigError when `root` is relative.
         """
         if not os.path.isabs(root):
             raise ConfigError(f"store folder ({root}) must be absolute: write file:///path/to/folder or a plain path")
@@ -84,14 +68,15 @@ class FileStore:
         self._seen: tuple[int, int] | None = None
         """Device and inode of the folder, once it was there."""
 
-    def create(self, key: str, data: bytes) -> bool:
-        check_create(key, data)
+    def _create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
         with self._failures("create", key), self._temporary_file(path, data) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                return self._holds(path, data)
+                with suppress(FileNotFoundError, IsADirectoryError), open(path, "rb") as file:
+                    return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
+                return False
             except OSError as error:
                 if error.errno not in _NO_HARD_LINKS:
                     raise
@@ -102,46 +87,35 @@ class FileStore:
             self._confirm(path)
             return True
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        check_key(key)
+    def _put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
         with self._failures("put", key), self._temporary_file(path, data) as temporary:
             os.replace(temporary, path)
             self._confirm(path)
 
-    def get(self, key: str) -> bytes:
-        check_key(key)
-        with self._failures("get", key), open(self._path(key), "rb") as file:
-            return file.read()
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        check_range(key, start, length)
+    def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
+        start, length = span or (0, -1)
         with self._failures("get", key), open(self._path(key), "rb") as file:
             file.seek(start)
             return file.read(length)
 
-    def list(self, prefix: str) -> list[str]:
-        check_prefix(prefix)
+    def _list(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        root, cut = self._path(prefix.rpartition("/")[0]), len(self._root) + 1
         with self._failures("list", prefix):
-            return sorted(k for k in self._walk(prefix.rpartition("/")[0]) if k.startswith(prefix) and is_key(k))
+            for folder, folders, files in os.walk(root, onerror=_raise_unless_absent):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                found += [os.path.join(folder, name)[cut:] for name in files]
+        return found
 
-    def delete(self, key: str) -> None:
-        check_key(key)
+    def _delete(self, key: str) -> None:
         path = self._path(key)
-        with self._failures("delete", key):
-            try:
+        with self._failures("delete", key), suppress(FileNotFoundError, NotADirectoryError):
+            if not os.path.isdir(path):  # a folder is no object
                 os.unlink(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            except OSError:
-                if not os.path.isdir(path):  # a folder is no object, and systems differ in how they refuse it
-                    raise
-
-    def close(self) -> None:
-        """Nothing to let go of: no file stays open between calls."""
 
     def _path(self, key: str) -> str:
-        return os.path.join(self._root, *key.split("/"))
+        return os.path.join(self._root, key) if key else self._root
 
     def _confirm(self, path: str) -> None:
         """Return once the new name of a file is on the disk, in the folder that is ours."""
@@ -159,8 +133,7 @@ class FileStore:
                 f"{self._root} is not there any more, or is another folder than it was and holds no run: mount it, or "
                 "put it back; until then nothing is written or read"
             )
-        if found is not None:
-            self._seen = found
+        self._seen = found or seen
 
     def _make_folder(self, folder: str) -> None:
         """Make a key's folder, and the root only where none was there yet."""
@@ -179,45 +152,18 @@ class FileStore:
         """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
         folder, name = os.path.split(path)
         temporary = os.path.join(folder, f".{name[:64]}.{os.getpid()}-{secrets.token_hex(8)}")
-        try:
-            file = open(temporary, "xb")  # noqa: SIM115 (closed by the `with` below; opened here to make the folder once)
-        except FileNotFoundError:
+        if not os.path.isdir(folder):
             self._make_folder(folder)
-            file = open(temporary, "xb")  # noqa: SIM115
         try:
-            with file:
+            with open(temporary, "xb") as file:
                 self._share(file.fileno(), 0o666)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             yield temporary
         finally:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(temporary)
-
-    @staticmethod
-    def _holds(path: str, data: bytes) -> bool:
-        """True when the file holds exactly `data`: our own first try, retried, met itself."""
-        try:
-            with open(path, "rb") as file:
-                return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
-        except (FileNotFoundError, IsADirectoryError):
-            return False
-
-    def _walk(self, folder: str) -> Iterator[str]:
-        """Keys below `folder` (a key without its last segments, '' for all), in no order."""
-        try:
-            entries = list(os.scandir(os.path.join(self._root, *folder.split("/"))))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            key = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from self._walk(key)
-            else:
-                yield key
 
     @contextmanager
     def _failures(self, act: str, key: str) -> Iterator[None]:
@@ -230,7 +176,12 @@ class FileStore:
             self._check_root()
             if act == "get" and error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
                 raise KeyMissing(f"no object at {key} in {self.uri}") from error
-            remedy = _REMEDIES.get(error.errno or 0, "check the disk and the folder")
+            remedy = remedy_of(error) or "check the disk and the folder"
             raise StoreError(
                 f"{act} of {key or 'all keys'} in {self.uri} failed: {error.strerror or error}: {remedy}"
             ) from error
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

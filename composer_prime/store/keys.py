@@ -1,4 +1,4 @@
-"""Where every object of a run lies: with `launch_keys`, the only place where keys are spelled.
+"""Where every object of a run lies. Launches, invitations and torchft spell theirs beside what writes them.
 
 Keys are relative to the run's root in the bucket. Numbers have a fixed width, so that names sort as numbers do,
 and every function here is pure; docs/protocol.md says what each object holds.
@@ -25,7 +25,6 @@ _OFFER = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/offers/({SITE_NAME})\.json")
 _MASTER = re.compile(rf"masters/(\d{{4}})/(\d{{8}})-([0-9a-f]{{{SHA_DIGITS}}})")
 _MERGED = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/merged/(\d{{4}})(?:\.json|-[0-9a-f]{{{SHA_DIGITS}}})")
 _PAYLOAD = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/payload/({SITE_NAME})-([0-9a-f]{{{SHA_DIGITS}}})")
-_EXPORTED = re.compile(rf"exports/([a-z0-9]+)/(\d{{4}})/(\d{{8}})(\.json|-[0-9a-f]{{{SHA_DIGITS}}})")
 _CLAIM = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/claim\.json")
 _BEAT = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/beat")
 
@@ -80,19 +79,9 @@ def founding() -> str:
     return "founding.json"
 
 
-def close(number: int = 0) -> str:
-    """The create-once record of the run's final versions; `number` counts how often the run was reopened before."""
-    return f"close-{fixed_number('closing', number, ORDER_DIGITS)}.json" if number else "close.json"
-
-
-def reopenings_prefix() -> str:
-    """Prefix of all records by which the run was prolonged; they sort by number."""
-    return "reopen/"
-
-
-def reopening(number: int) -> str:
-    """The create-once record of the `number`-th time, from 1, that the run's owner prolonged it."""
-    return f"{reopenings_prefix()}{fixed_number('reopening', number, ORDER_DIGITS)}.json"
+def close() -> str:
+    """The create-once record of the run's final versions."""
+    return "close.json"
 
 
 def admissions_prefix() -> str:
@@ -217,68 +206,6 @@ def parse_master(key: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
-# --- deltas between snapshots, for those who only serve a run's weights -----------------------------------------------
-
-
-def exports_prefix(dtype: str) -> str:
-    """Prefix of all deltas published in one dtype ("bfloat16")."""
-    return f"exports/{_dtype(dtype)}/"
-
-
-def _dtype(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]{1,16}", name):
-        raise ProtocolError(f"dtype ({name!r}) must be 1 to 16 lower-case letters or digits, as torch names dtypes")
-    return name
-
-
-def _exported(dtype: str, fragment: int, version: int) -> str:
-    place = f"{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/{fixed_number('version', version, ROUND_DIGITS)}"
-    return f"{exports_prefix(dtype)}{place}"
-
-
-def export_step(dtype: str, fragment: int, version: int) -> str:
-    """The create-once record of the delta that leads to `version` of a fragment's weights in that dtype."""
-    return f"{_exported(dtype, fragment, version)}.json"
-
-
-def export_delta(dtype: str, fragment: int, version: int, sha: str) -> str:
-    """The delta that such a record names, addressed by the sha256 (hex) of its bytes."""
-    return f"{_exported(dtype, fragment, version)}-{short_sha(sha)}"
-
-
-def is_export_step(key: str) -> bool:
-    """True when `key` is that of a delta's record."""
-    match = _EXPORTED.fullmatch(key)
-    return match is not None and match[4] == ".json"
-
-
-def parse_export(key: str) -> tuple[str, int, int] | None:
-    """(dtype, fragment, version) of a delta or its record, which may be deleted one day; None for others."""
-    match = _EXPORTED.fullmatch(key)
-    return None if match is None else (match[1], int(match[2]), int(match[3]))
-
-
-# --- whole snapshots as Hugging Face folders, for anybody -------------------------------------------------------------
-
-_SNAPSHOT = re.compile(rf"snapshots/([a-z0-9]+)/(\d{{8}})-[0-9a-f]{{{SHA_DIGITS}}}/[^/]+")
-
-
-def snapshots_prefix(dtype: str) -> str:
-    """Prefix of all published folders of one dtype; they sort by version."""
-    return f"snapshots/{_dtype(dtype)}/"
-
-
-def snapshot_prefix(dtype: str, version: int, sha: str) -> str:
-    """Prefix of one folder's files, addressed by the sha256 (hex) of their names and hashes."""
-    return f"{snapshots_prefix(dtype)}{fixed_number('version', version, ROUND_DIGITS)}-{short_sha(sha)}/"
-
-
-def snapshot_version(key: str) -> int | None:
-    """The version of the folder whose file is at `key`; None for any other key."""
-    match = _SNAPSHOT.fullmatch(key)
-    return None if match is None else int(match[2])
-
-
 # --- sites -----------------------------------------------------------------------------------------------------------
 
 
@@ -323,12 +250,6 @@ def parse_claim(key: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def parse_beat(key: str) -> tuple[str, int]:
-    """(site, incarnation) of a beat's key; ProtocolError for any other key."""
-    match = parsed(_BEAT, "a beat", key)
-    return match[1], int(match[2])
-
-
 # --- tape ------------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +273,7 @@ class Place(NamedTuple):
     site: str = ""
     fragment: int = 0
     number: int = 0
-    """Version, incarnation, or the number of a tape's piece, an admission or a reopening."""
+    """Version, incarnation, or the number of a tape's piece or of an admission."""
     sha: str = ""
 
 
@@ -364,8 +285,7 @@ _PLACES = {
     for kind, pattern in {
         "manifest": r"manifest\.json",
         "founding": r"founding\.json",
-        "close": rf"close(?:-(?P<number>\d{{{ORDER_DIGITS}}}))?\.json",
-        "reopening": rf"reopen/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
+        "close": r"close\.json",
         "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
         "probe": rf"probe/(?:{SITE_NAME}/)?[^/]+",
         "offer": rf"{_ROUND}/offers/{_NAME}\.json",
@@ -374,9 +294,6 @@ _PLACES = {
         "part": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}\.json",
         "merged payload": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}-{_SHA16}",
         "master": rf"masters/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
-        "export step": rf"exports/[a-z0-9]+/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})\.json",
-        "export delta": rf"exports/[a-z0-9]+/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
-        "snapshot": rf"snapshots/[a-z0-9]+/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}/[^/]+",
         "claim": rf"{_INCARNATION}/claim\.json",
         "beat": rf"{_INCARNATION}/beat",
         "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})-{_SHA16}\.jsonl",

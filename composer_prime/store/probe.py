@@ -8,7 +8,6 @@ import secrets
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import keys
@@ -17,16 +16,15 @@ from composer_prime.store.base import Guarded, Store
 RACES_AT_ONCE = 8
 """How many races run beside each other: SeaweedFS lets the losers of a key wait for a second or more (20 races of 16
 take 30 s one by one, 6 s so), and more at once would only queue for the client's connections."""
-
 START_S = 30
 """Within which all writers of a race must have a thread; a process that may have no more fails then, and waits not."""
+_REMEDY = "use a store that honours If-None-Match (AWS S3, SeaweedFS, Ceph), or a folder"
 
 
-def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = False) -> None:
+def probe_store(store: Store, *, site: str | None = None) -> None:
     """Write, read and list a throw-away object, and make sure that a second writer of it loses; then remove it.
 
-    site            who tries: where credentials are scoped to a site, nobody else's can touch its objects
-    may_overwrite   the run has one fixed committer, so that a second writer may win
+    site   who tries: where credentials are scoped to a site, nobody else's can touch its objects
 
     StoreUnusable, naming the store and the cause, when the store can't be reached, read or written, or when it lets
     two writers of one key win: every site would then follow its own log.
@@ -40,30 +38,21 @@ def probe_store(store: Store, *, site: str | None = None, may_overwrite: bool = 
     first, second = secrets.token_bytes(32), secrets.token_bytes(32)
     try:
         won = (store.create(key, first), store.create(key, second))
-        held = store.get_range(key, 0, len(first) + 1)
+        held = store.get(key)
         listed = store.list(key)
         store.delete(key)
     except StoreError as error:
         raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
-    if not may_overwrite and (won != (True, False) or held != first):
+    if won != (True, False) or held != first:
         raise StoreUnusable(
             f"store {store.uri} does not keep create-if-absent (of two writers of one key, {sum(won)} won, and the "
-            f"{'first' if held == first else 'second'} one's bytes stand; must be: 1, the first): use a store that "
-            "honours If-None-Match (AWS S3, SeaweedFS, Ceph), or a folder, or name one fixed committer: outer.committer"
+            f"{'first' if held == first else 'second'} one's bytes stand; must be: 1, the first): {_REMEDY}"
         )
     if listed != [key]:
         raise StoreUnusable(
             f"store {store.uri} does not list what was just written (listed {listed}, must be {[key]}): "
             "use a store whose listings are consistent"
         )
-
-
-@dataclass(frozen=True)
-class _Race:
-    """How one race ended: how many writers were told that they won, and whether a winner's bytes stand."""
-
-    num_winners: int
-    winner_stands: bool
 
 
 def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
@@ -76,24 +65,25 @@ def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
     """
     nonce = f"{os.getpid()}-{secrets.token_hex(8)}"
     raced = [keys.probe(f"{nonce}-{number}") for number in range(races)]
-    at_once = min(RACES_AT_ONCE, races)
     # A race's own pool always has room for all its writers, which wait for each other.
     try:
-        with ThreadPoolExecutor(at_once, thread_name_prefix="race") as pool:
+        with ThreadPoolExecutor(min(RACES_AT_ONCE, races), thread_name_prefix="race") as pool:
             ended = list(pool.map(lambda key: _race(store, key, writers), raced))
     except StoreError as error:
         raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
-    bad = [race for race in ended if race != _Race(num_winners=1, winner_stands=True)]
-    if bad:
+    if set(ended) != {(1, True)}:
+        counts = sorted(Counter(num_winners for num_winners, _ in ended).items())
+        text = ", ".join(f"{count} had {number} winner{'' if number == 1 else 's'}" for number, count in counts)
+        if num_fallen := sum(not stands for _, stands in ended):
+            text += f"; in {num_fallen} a loser's bytes stand"
         raise StoreUnusable(
-            f"store {store.uri} does not keep create-if-absent (of {races} races of {writers} writers, "
-            f"{_counted(ended)}; each must have 1 winner, whose bytes stand): use a store that honours If-None-Match, "
-            "or name one fixed committer: outer.committer"
+            f"store {store.uri} does not keep create-if-absent (of {races} races of {writers} writers, {text}; each "
+            f"must have 1 winner, whose bytes stand): {_REMEDY}"
         )
 
 
-def _race(store: Store, key: str, writers: int) -> _Race:
-    """Race `writers` threads for `key`, and remove it. StoreError when the store fails one of them."""
+def _race(store: Store, key: str, writers: int) -> tuple[int, bool]:
+    """How many of `writers` threads won the key, and whether a winner's bytes stand; the key is removed."""
     start = threading.Barrier(writers)
     offered = [f"writer-{number}-{secrets.token_hex(8)}".encode() for number in range(writers)]
 
@@ -105,16 +95,8 @@ def _race(store: Store, key: str, writers: int) -> _Race:
         writing = [pool.submit(write, data) for data in offered]
     won = [data for data, written in zip(offered, writing, strict=True) if written.result()]
     try:
-        held = store.get_range(key, 0, len(offered[0]) + 32)
+        held = store.get(key)
     except KeyMissing:
         held = None
     store.delete(key)
-    return _Race(len(won), held in won)
-
-
-def _counted(races: list[_Race]) -> str:
-    """'18 had 1 winner, 2 had 3 winners; in 1 a loser's bytes stand'."""
-    numbers = sorted(Counter(race.num_winners for race in races).items())
-    text = ", ".join(f"{count} had {number} winner{'' if number == 1 else 's'}" for number, count in numbers)
-    num_fallen = sum(not race.winner_stands for race in races)
-    return f"{text}; in {num_fallen} a loser's bytes stand" if num_fallen else text
+    return len(won), held in won

@@ -1,21 +1,19 @@
-"""What all stores behind a server share: first contact, retries, a client per process, and credentials that expire.
-
-A backend brings a client and says what its failures mean; S3Store and GCSStore are such backends.
-"""
+"""What all stores behind a server share: first contact, retries, credentials that expire, and what an answer means."""
 
 import logging
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
-from typing import Any, TypeVar
+from os import environ
+from typing import Any, NamedTuple, TypeVar
 
-from composer_prime.errors import ConfigError, StoreError, StoreUnusable
-from composer_prime.store.base import is_key
+from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.store.base import Backend, is_key
 from composer_prime.store.retry import Patience, patience_for, retry
 
 T = TypeVar("T")
-Client = Any  # an fsspec file system; its synchronous methods are made by wrappers that lose their types
+Client = Any
 
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 20
@@ -25,14 +23,20 @@ FIRST_CONTACT_S = 5
 FIRST_ANSWER_S = 20
 """How long first contact may take in all, name look-up and credentials included."""
 
-
 ANONYMOUS_VARIABLE = "COMPOSER_PRIME_ANONYMOUS"
 """Environment variable; "1": requests to a bucket carry nothing of this machine's user. Set by invitations."""
 
 
 def is_anonymous() -> bool:
     """Whether no credentials may be looked for, nor sent."""
-    return os.environ.get(ANONYMOUS_VARIABLE) == "1"
+    return environ.get(ANONYMOUS_VARIABLE) == "1"
+
+
+_RENEW = "renew the credentials, or let them list, read, write and delete there; they are read again at every retry"
+_ANONYMOUS = (
+    "the requests carry no credentials, since the invitation holds none for this bucket: ask the run's owner for some, "
+    "or add --use-my-aws to sign with your own"
+)
 
 
 class Verdict(Enum):
@@ -43,12 +47,16 @@ class Verdict(Enum):
     LASTS = "the same request would fail again"
 
 
-class RemoteStore(ABC):
+class NoCredentials(Exception):
+    """There are none, and why."""
+
+
+class RemoteStore(Backend):
     """The part of a store that doesn't depend on whose server it is.
 
     The first use asks the bucket for one name, so that a wrong endpoint, bucket or key is StoreUnusable within 10 s;
     a store that fails after it has answered is StoreError, after RETRY_S of trying. Credentials that are refused then
-    are read anew, once at once and again by every later call, so that renewing them heals a run. Usable after a fork.
+    are read anew, once at once and again by every later call, so that renewing them heals a run.
     """
 
     _failures: tuple[type[Exception], ...]
@@ -58,7 +66,7 @@ class RemoteStore(ABC):
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._clients: dict[int, Client] = {}  # by process: a client's event loop does not survive a fork
+        self._made: Client = None
         self._reached = False
 
     @abstractmethod
@@ -66,12 +74,8 @@ class RemoteStore(ABC):
         """A new client, with credentials as the environment has them now."""
 
     @abstractmethod
-    def _disconnect(self, client: Client) -> None:
-        """Close the client's connections."""
-
-    @abstractmethod
     def _look(self, client: Client, left_s: float) -> object:
-        """Ask the bucket for one name, within `left_s` seconds."""
+        """Ask the bucket for a few names, within `left_s` seconds."""
 
     @abstractmethod
     def _verdict(self, error: Exception) -> Verdict: ...
@@ -85,9 +89,8 @@ class RemoteStore(ABC):
         """Our error for a failure that is not about credentials: `what` failed, why, and what to do about it."""
 
     def close(self) -> None:
-        client = self._clients.pop(os.getpid(), None)
-        if client is not None and self._reached:
-            self._disconnect(client)
+        """See `Store.close`."""
+        self._made = None
 
     def _run(self, act: str, key: str, attempt: Callable[[Client, float], T], *, num_bytes: int | None = 0) -> T:
         """The attempt's result, retried while the failure may pass; our errors instead of the client's.
@@ -100,7 +103,7 @@ class RemoteStore(ABC):
         return self._retry(act, key, attempt, patience_for(num_bytes))
 
     def _reach(self) -> None:
-        """Ask for one name; StoreUnusable when the bucket can't be listed, for whatever reason."""
+        """Ask for a few names; StoreUnusable when the bucket can't be listed, for whatever reason."""
         try:
             self._retry("first contact", "", self._look, Patience(FIRST_CONTACT_S, FIRST_ANSWER_S))
         except StoreError as error:
@@ -112,14 +115,16 @@ class RemoteStore(ABC):
 
         def attempt_once(left_s: float) -> T:
             nonlocal num_refused
-            client = None
+            client = self._made
             try:
-                client = self._client()
+                if client is None:  # of two threads that make one, both are sound
+                    client = self._made = self._connect()
                 return attempt(client, left_s)
             except self._failures as error:
                 if self._verdict(error) is Verdict.REFUSED:
                     num_refused += 1
-                    self._forget(client)
+                    if self._made is client:  # not closed: other threads may be using it
+                        self._made = None
                 raise
 
         def may_pass(error: Exception) -> bool:
@@ -138,28 +143,134 @@ class RemoteStore(ABC):
         what = f"{act} of {key} in {self.uri}" if key else f"{act} in {self.uri}"
         if self._verdict(error) is not Verdict.REFUSED:
             return self._translated(what, key, error)
-        if is_anonymous():
-            return (StoreError if self._reached else StoreUnusable)(
-                f"{what} failed: {self._cause(error)}: the requests carry no credentials, since the invitation holds "
-                "none for this bucket: ask the run's owner for some, or add --use-my-aws to sign with your own"
+        kind, remedy = (StoreError, _RENEW) if self._reached else (StoreUnusable, self._credentials_remedy)
+        return kind(f"{what} failed: {self._cause(error)}: {_ANONYMOUS if is_anonymous() else remedy}")
+
+
+class Answer(NamedTuple):
+    """What a server said of a request that failed. Status 0: none did; then `words` say what happened."""
+
+    status: int
+    code: str
+    words: str
+
+
+class Vanished(Exception):
+    """What beat our create is not there when we read it back: still being written, or deleted. Worth another try."""
+
+
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}  # AWS says 400 to these
+_ELSEWHERE = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_HIDDEN = "InvalidObjectState"
+"""An object that its writer put into an archive: nobody reads it, and no credentials help."""
+_HIDDEN_WORDS = "Server Side Encryption"
+"""What AWS says (400 InvalidRequest) of an object that its writer encrypted with a key of its own."""
+
+
+class BucketStore(RemoteStore):
+    """A store over a bucket whose client makes plain requests, and says by `_answer` why one failed."""
+
+    _endpoint: str
+    """Whom a person should look for when nobody answers."""
+
+    @abstractmethod
+    def _fetch(self, client: Client, key: str, left_s: float, span: tuple[int, int] | None) -> bytes:
+        """An object's bytes, or those from the first to the last of `span`."""
+
+    @abstractmethod
+    def _store(self, client: Client, key: str, data: bytes | memoryview, left_s: float, *, if_absent: bool) -> None:
+        """Write an object, whole or not at all."""
+
+    @abstractmethod
+    def _names(self, client: Client, prefix: str, left_s: float) -> list[str]:
+        """Names among which are all that start with the prefix."""
+
+    @abstractmethod
+    def _remove(self, client: Client, key: str, left_s: float) -> None: ...
+
+    @abstractmethod
+    def _answer(self, error: Exception) -> Answer: ...
+
+    def _create(self, key: str, data: bytes) -> bool:
+        def attempt(client: Client, left_s: float) -> bool:
+            try:
+                self._store(client, key, data, left_s, if_absent=True)
+                return True
+            except self._failures as error:
+                if self._answer(error).status not in (409, 412):
+                    raise
+            try:
+                return self._fetch(client, key, left_s, (0, len(data))) == data
+            except self._failures as error:
+                status = self._answer(error).status
+                if status == 404:
+                    raise Vanished("what was there first has vanished") from error
+                if status == 416:  # nothing stands there, in no bytes
+                    return not data
+                raise
+
+        return self._run("create", key, attempt, num_bytes=2 * len(data))
+
+    def _put(self, key: str, data: bytes | memoryview) -> None:
+        def attempt(client: Client, left_s: float) -> None:
+            self._store(client, key, data, left_s, if_absent=False)
+
+        self._run("put", key, attempt, num_bytes=len(data))
+
+    def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
+        if span is None:
+            return self._run("get", key, lambda client, left_s: self._fetch(client, key, left_s, None), num_bytes=None)
+        start, length = span
+        last = start + max(length, 1) - 1  # HTTP can't ask for no byte, and a missing object must still be noticed
+
+        def attempt(client: Client, left_s: float) -> bytes:
+            try:
+                return self._fetch(client, key, left_s, (start, last))[:length]
+            except self._failures as error:
+                if self._answer(error).status == 416:
+                    return b""
+                raise
+
+        return self._run("get", key, attempt, num_bytes=length)
+
+    def _list(self, prefix: str) -> list[str]:
+        return self._run("list", prefix, lambda client, left_s: self._names(client, prefix, left_s))
+
+    def _delete(self, key: str) -> None:
+        with suppress(KeyMissing):
+            self._run("delete", key, lambda client, left_s: self._remove(client, key, left_s))
+
+    def _verdict(self, error: Exception) -> Verdict:
+        status, code, _ = self._answer(error)
+        if status in (401, 403) and not code:  # what isn't the service's own word is no word on the keys
+            return Verdict.PASSES
+        if code in _EXPIRED or (status in (401, 403) and code not in _ELSEWHERE and code != _HIDDEN):
+            return Verdict.REFUSED
+        if not status:
+            return Verdict.LASTS if isinstance(error, ValueError) else Verdict.PASSES
+        passes = status in (408, 409, 425, 429) or (status >= 500 and status != 501) or code == "SlowDown"
+        return Verdict.PASSES if passes or (status == 404 and not code) else Verdict.LASTS
+
+    def _cause(self, error: Exception) -> str:
+        status, code, words = self._answer(error)
+        return f"{words} ({code or status or type(error).__name__})"
+
+    def _translated(self, what: str, key: str, error: Exception) -> Exception:
+        status, code, words = self._answer(error)
+        if status == 301 or code in _ELSEWHERE:
+            return StoreUnusable(f"{what} failed: {words} ({code}): set AWS_DEFAULT_REGION to the bucket's region")
+        if code and status == 404:
+            if code in ("NoSuchBucket", "ContainerNotFound") or not key:
+                return StoreUnusable(f"{what} failed: there is no such bucket: make it or correct the URI")
+            return KeyMissing(f"no object at {key} in {self.uri}")
+        if code == _HIDDEN or (code == "InvalidRequest" and _HIDDEN_WORDS in words):
+            return KeyMissing(f"no object that anybody can read at {key} in {self.uri}: {words} ({code})")
+        if not status or not code:
+            return StoreError(
+                f"{what} failed: no sound answer from {self._endpoint} ({status or type(error).__name__}: {words}): "
+                "check the network and the endpoint, then try again"
             )
-        if not self._reached:
-            return StoreUnusable(f"{what} failed: {self._cause(error)}: {self._credentials_remedy}")
-        return StoreError(
-            f"{what} failed: {self._cause(error)}: renew the credentials, or let them list, read, write and delete "
-            "there; they are read again at every retry"
-        )
-
-    def _client(self) -> Client:
-        pid = os.getpid()
-        client = self._clients.get(pid)
-        return client if client is not None else self._clients.setdefault(pid, self._connect())
-
-    def _forget(self, client: Client) -> None:
-        """Let the next try make a new client. The old one isn't closed: other threads may be using it."""
-        pid = os.getpid()
-        if client is not None and self._clients.get(pid) is client:
-            self._clients.pop(pid, None)
+        return StoreError(f"{what} failed: {self._cause(error)}: check the store's log")
 
 
 def check_prefix_in_uri(prefix: str, spelled: str) -> None:

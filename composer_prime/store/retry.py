@@ -73,6 +73,7 @@ def retry(
             give_up_at = min(deadline, now + patience.retry_s) if give_up_at is None else give_up_at
             if not may_pass(error) or now + pause > give_up_at:
                 raise
-            log.log(level, "%s retry_in_s=%.2f cause=%r", what, pause, error)
+            cause = str(error).partition("\n")[0] or type(error).__name__
+            log.log(level, "%s retry_in_s=%.2f cause=%r", what, pause, cause)
         sleep(pause)
         longest_pause = min(2 * longest_pause, MAX_PAUSE_S)

@@ -7,11 +7,10 @@ times each.
 from bisect import bisect_right
 from typing import NamedTuple
 
-from composer_prime.sync.protocol import Authority
 from composer_prime.sync.records import Admission
 
 KEPT = 8
-"""Authorities kept as they were last asked for: rounds name the last few admissions."""
+"""Lists of guests kept as they were last asked for: rounds name the last few admissions."""
 
 
 class Standing(NamedTuple):
@@ -22,25 +21,21 @@ class Standing(NamedTuple):
 
 
 class AdmittedBy:
-    """Keys, guests and committers by admission number, the first one 0. One thread adds; any may ask meanwhile."""
+    """Keys and guests by admission number, the first one 0. One thread adds; any may ask meanwhile."""
 
     def __init__(self, first: Admission) -> None:
         self._numbers: dict[str, list[int]] = {}
         self._standings: dict[str, list[Standing]] = {}
-        self._committers: list[str | None] = []
-        self._authorities: dict[int, Authority] = {}
+        self._guests: dict[int, frozenset[str]] = {}
+        self.newest = -1
+        """The number of the last record."""
         self.keys: dict[str, str] = {}
         """Public key by site under the newest record; never changed, but replaced."""
         self.add(first)
 
-    @property
-    def newest(self) -> int:
-        """The number of the last record."""
-        return len(self._committers) - 1
-
     def add(self, record: Admission | None) -> None:
         """The next record; None: it repeats the one before."""
-        number = len(self._committers)
+        number = self.newest + 1
         if record is not None:
             guests = set(record.guests)
             for site in self._numbers.keys() | record.keys.keys() | guests:
@@ -49,21 +44,20 @@ class AdmittedBy:
                     self._standings.setdefault(site, []).append(standing)
                     self._numbers.setdefault(site, []).append(number)
             self.keys = dict(record.keys)
-        self._committers.append(self._committers[-1] if record is None else record.committer)
+        self.newest = number
 
     def key_of(self, site: str, number: int) -> str | None:
         """Its public key under that record."""
         return self._standing(site, number).key
 
-    def authority(self, number: int) -> Authority:
-        """Who may commit, merge and close under that record."""
-        known = self._authorities.get(number)
+    def guests(self, number: int) -> frozenset[str]:
+        """Sites that may offer under that record, and neither commit nor merge nor close."""
+        known = self._guests.get(number)
         if known is None:
-            guests = frozenset(site for site in list(self._numbers) if self._standing(site, number).guest)
-            known = Authority(self._committers[number], guests)
-            while len(self._authorities) >= KEPT:
-                self._authorities.pop(next(iter(list(self._authorities))), None)
-            self._authorities[number] = known
+            known = frozenset(site for site in list(self._numbers) if self._standing(site, number).guest)
+            while len(self._guests) >= KEPT:
+                self._guests.pop(next(iter(list(self._guests))), None)
+            self._guests[number] = known
         return known
 
     def last_of(self, site: str, public: str | None = None) -> int | None:

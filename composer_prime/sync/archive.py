@@ -67,7 +67,7 @@ class Archive:
         """Start what is due, and close the run once it is over."""
         self._store_snapshot()
         is_over = run_is_over([replica.version for replica in self._replicas], self._run.terms)
-        if is_over and not self.closed and all(replica.is_judge for replica in self._replicas):
+        if is_over and not self.closed:
             self._close_run()
 
     def _store_snapshot(self) -> None:
@@ -111,17 +111,15 @@ class Archive:
     def _close_run(self) -> None:
         """Rule 11: once every fragment is final, make sure that the final masters and the close record stand."""
         masters = [replica.master for replica in self._replicas]
-        if self._roster.authority().allows(self._site):
+        if self._site not in self._roster.guests():
             self._runtime.map(self._store_if_absent, masters)
             record = Close(
-                number=self._run.closing,
                 versions=tuple(master.version for master in masters),
                 masters=tuple(master.sha256 for master in masters),
                 voids=tuple(replica.history.voids for replica in self._replicas),
-                floors=tuple(replica.history.floor for replica in self._replicas),
                 closed_by=self._site,
             )
-            if self._store.create(keys.close(record.number), self._roster.sign(record).to_bytes()):
+            if self._store.create(keys.close(), self._roster.sign(record).to_bytes()):
                 self._tape.write("close", versions=record.versions, masters=record.masters)
         self.closed = True
 

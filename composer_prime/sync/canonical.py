@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer_prime.errors import CorruptObject
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of the objects and rules in the bucket; a site refuses a run of another one."""
 
 MAX_RECORD_BYTES = 4 * 2**20

@@ -5,7 +5,7 @@ simulation; decisions are `protocol`'s, arithmetic is `Replica`'s. All of it run
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from composer_prime.errors import KeyMissing, RoundWaits, RunGone, RunReplaced, StoreError, StoreUnusable
@@ -19,7 +19,6 @@ from composer_prime.sync.members import Members, Pulse
 from composer_prime.sync.protocol import due_fragment, reducer_rank, run_is_over, takeover_s
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Offer
-from composer_prime.sync.refining import Refining
 from composer_prime.sync.replica import Replica, Round
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
@@ -28,7 +27,6 @@ from composer_prime.sync.runtime import Runtime, side_by_side
 from composer_prime.sync.snapshots import Master
 from composer_prime.sync.tape import Tape
 from composer_prime.sync.uploads import Uploads
-from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,6 @@ class Courier:
         members: Members,
         pulse: Pulse,
         replicas: list[Replica],
-        refining: Refining,
         tape: Tape,
         journal: Journal | None,
         site: str,
@@ -68,7 +65,6 @@ class Courier:
         self._members = members
         self._pulse = pulse
         self._replicas = replicas
-        self._refining = refining
         self._tape = tape
         self._site = site
         self._incarnation = incarnation
@@ -93,9 +89,6 @@ class Courier:
         self._archive = Archive(
             store, run, runtime=runtime, roster=roster, members=members, replicas=replicas, tape=tape, site=site
         )
-        self._witness = Witness(store, runtime=runtime, roster=roster, terms=self._terms, tape=tape)
-        for replica in replicas:
-            replica.merger.witness = self._witness
         self._admitted_by = roster.newest
         self._observed_at = float("-inf")
         nonce, manifest = f'"nonce":"{run.manifest.nonce}"'.encode(), run.manifest.to_bytes()
@@ -108,10 +101,7 @@ class Courier:
         self.returning = False
         """Whether this site has come back and had no turn since: until then it looks whether the others have theirs."""
         self._under_way: tuple[int, int] | None = None
-        self.closed_at = runtime.now()
         """When this site last saw a round close, on its own clock."""
-        self.has_offered = False
-        """Whether this process has made an offer; `changed` is notified of the first."""
 
     # --- what the training thread asks ------------------------------------------------------------------------------
 
@@ -124,8 +114,6 @@ class Courier:
         """The oldest version of each fragment that this site may still need: the open round, or a capture before it."""
         with self.changed:
             pinned = [master.version for master in self._masters]
-            for fragment, version in self._refining.pins().items():
-                pinned[fragment] = min(pinned[fragment], version)
             for fragment, errand in self._errands.items():
                 pinned[fragment] = min(pinned[fragment], errand.version)
             return tuple(pinned)
@@ -156,27 +144,6 @@ class Courier:
             if errand.outcome != "out":
                 del self._errands[fragment]
             return self._masters[fragment], Settled(errand.outcome, errand.residual)
-
-    def is_coarse(self) -> bool:
-        """Whether some master isn't whole yet."""
-        with self.changed:
-            return any(master.coarse for master in self._masters)
-
-    def refine(self, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Make coarse masters whole, beside the passes, until none is left or `goes_on` says no.
-
-        Raises StoreError: call again.
-        """
-        while (replica := self._refining.next()) is not None and self._refining.fetch(replica.fragment, goes_on):
-            with self._pass_lock:
-                if not replica.master.coarse:
-                    continue
-                self._refining.settle(replica.fragment)
-                self._closer.judge_anew(replica.fragment)
-                with self.changed:
-                    self._masters[replica.fragment] = replica.master
-                    self.changed.notify_all()
-            self._tape.write("whole", fragment=replica.fragment, version=replica.version)
 
     def submit(self, capture: Capture) -> int:
         """Take a capture over and return the round it is meant for. One capture of a fragment may be out at a time."""
@@ -211,7 +178,6 @@ class Courier:
         for task in tasks:
             if task is not None and task.is_alive():
                 task.join(timeout=FINISH_S)
-        self._witness.finish(FINISH_S)
 
     @property
     def closed(self) -> bool:
@@ -248,7 +214,6 @@ class Courier:
             failed = [error for error in map(self._bring, list(self._errands)) if error is not None]
             for fragment in self._served():
                 if self._closer.serve(self._replicas[fragment]):
-                    self._witness.created(fragment, self._replicas[fragment].version)
                     self._archive.note_commit(fragment)
                     self.follow([fragment])
             self._reduce_parts()
@@ -271,8 +236,7 @@ class Courier:
         """Read the log up to now, on entering. What it says of this site's name is for `Returning` to judge.
 
         Fragments side by side: while one waits for the bucket, another computes. A round of which something is missing
-        or damaged is the present where no commit follows: the sites that are here wait before it, too. One that they
-        have passed is passed by a newer snapshot; raises StoreError where none stands yet.
+        or damaged is passed by a newer snapshot; where there is none it is the present, and waits for what it lacks.
         """
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         if not any(replica.closing is not None for replica in self._replicas):
@@ -290,9 +254,9 @@ class Courier:
                 if replica.closing is None:
                     raise
                 logger.warning("round_waits fragment=%d version=%d error=%s", replica.fragment, replica.version, error)
-                if not replica.is_passed():
+                if not (rounds := replica.install_snapshot()):
                     return
-                self._settle_all(replica, replica.leap(error))
+                self._settle_all(replica, rounds)
 
     def follow(self, fragments: list[int] | None = None) -> None:
         """Apply every commit there is, to these or all fragments, and settle the captures they decide."""
@@ -341,15 +305,13 @@ class Courier:
             for closed in rounds:
                 self._settle(closed)
             self.changed.notify_all()
-        if not replica.master.coarse:
-            _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
+        _ = replica.master.sha256  # hashed here and now, while the training thread already goes on
 
     def _settle(self, closed: Round) -> None:
         """Decide what a closed round means for this site's capture of that fragment."""
         errand = self._errands.get(closed.fragment)
         took_part = errand is not None and errand.offered_at == closed.version
-        seen = self._closer.note_closed(closed, took_part)
-        self.closed_at = self._runtime.now()
+        self._closer.note_closed(closed, took_part)
         self._tape.write(
             "round",
             fragment=closed.fragment,
@@ -358,7 +320,6 @@ class Courier:
             refused=closed.refused,
             fault=closed.fault,
             parts=closed.num_parts,
-            **self._witness.settle(closed.fragment, closed.version, closed.taken, seen),
         )
         entry = closed.taken_of(self._site)
         if entry is not None and (errand is None or errand.payload != entry.payload):
@@ -395,9 +356,7 @@ class Courier:
             return failure
         replica = self._replicas[fragment]
         if not errand.ready or replica.version >= self._terms.final_version:
-            return None  # after the last round there is none to offer into, until the owner opens another
-        if replica.master.coarse and not self._closer.is_vouched_for(replica):
-            return None
+            return None  # after the last round there is none to offer into
         offer = self._offer_of(errand, replica.master)
         # The record names the round first and the claims are read then: docs/protocol.md, "Two processes of one name".
         self._pulse.check()
@@ -405,10 +364,6 @@ class Courier:
         data = self._roster.sign(offer).to_bytes()
         won = self._store.create(keys.offer(fragment, offer.version, self._site), data)
         errand.offered_at = offer.version
-        if not self.has_offered:
-            with self.changed:
-                self.has_offered = True
-                self.changed.notify_all()
         if not won:
             # An earlier incarnation offered in this round: its record stands, and this capture misses the round.
             logger.info("offer_stands_already fragment=%d version=%d", fragment, offer.version)
@@ -425,7 +380,7 @@ class Courier:
             incarnation=self._incarnation,
             fragment=capture.fragment,
             version=master.version,
-            base_sha=None if master.coarse else master.sha256,
+            base_sha=master.sha256,
             tokens=capture.tokens,
             steps=capture.steps,
             trained_tokens=capture.trained_tokens,
@@ -440,10 +395,8 @@ class Courier:
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _served(self) -> list[int]:
-        """Fragments whose open round this site may close: where it has an offer; a fixed committer also the due one."""
+        """Fragments whose open round this site may close: where it has an offer."""
         served = {f for f, errand in list(self._errands.items()) if errand.offered_at == self._replicas[f].version}
-        if self._roster.authority().committer == self._site and not self.is_over():
-            served.add(due_fragment(self.versions()))
         return sorted(f for f in served if self._replicas[f].closing is None)
 
     def _reduce_parts(self) -> None:
@@ -455,10 +408,10 @@ class Courier:
             now = self._runtime.now()
             commit, live = closing.commit, self._members.live(now) | {self._site}
             taken = [entry.site for entry in commit.taken]
-            authority = self._roster.authority(commit.admissions)
+            guests = self._roster.guests(commit.admissions)
             for index in closing.missing_parts():
                 place = (commit.fragment, commit.version, index)
-                rank = reducer_rank(self._site, live, taken, *place, authority)
+                rank = reducer_rank(self._site, live, taken, *place, guests)
                 if rank is not None and now - closing.seen_at >= rank * takeover_s(self._closer.grace_s):
                     replica.reduce(index)
             self.follow([replica.fragment])

@@ -36,14 +36,12 @@ DENIED_PASSES, DENIED_S = 5, 60.0
 """A store that says in so many passes in a row, over so many seconds, that it can't be used or that the run is gone
 ends the site. One such answer may be a proxy's, or a server's that has just started. So does a payload that nobody has,
 once its site, were it there, would have put it again: after the liveness time, if that is longer."""
-HEAD_START_S = 10.0
-"""How long the lower halves of masters leave the link to a site's first offer, if that isn't there sooner."""
 CLOSE_S = 30.0
 """How long closing waits for a pass that is under way."""
 
 
 class Driver:
-    """Two tasks: one makes the courier's passes, one beats; after a join over a slow link a third. Start, `close`."""
+    """Two tasks: one makes the courier's passes, one beats. Start, `close`."""
 
     def __init__(
         self,
@@ -83,8 +81,6 @@ class Driver:
         """Beat once, so that others see this site, then start both tasks."""
         self.announce(state)
         loops = {"outer-courier": self._passes, "outer-pulse": self._beats}
-        if self._courier.is_coarse():
-            loops["outer-refining"] = self._refine
         for name, loop in loops.items():
             self._tasks.append(self._runtime.spawn(name, partial(self._guarded, loop)))
 
@@ -186,19 +182,6 @@ class Driver:
             if isinstance(error, RoundWaits):
                 raise PayloadLost(f"{error} (missed for {lasted_s:.0f} s), then start this site with --resume")
             raise error
-
-    def _refine(self) -> None:
-        """Make coarse masters whole, beside the passes, as long as it takes."""
-        begins_at = self._runtime.now() + HEAD_START_S
-        with self._courier.changed:
-            while not self._stop and not self._courier.has_offered and self._runtime.now() < begins_at:
-                self._courier.changed.wait(timeout=begins_at - self._runtime.now())
-        while not self._stop and self._courier.is_coarse():
-            try:
-                self._courier.refine(lambda: not self._stop)
-            except (StoreError, StoreUnusable) as error:
-                logger.warning("store_failed retry_in_s=%.1f error=%s", RETRY_S, error)
-                self._rest()
 
     def _patience_s(self, waited_s: float) -> float:
         """The pause until the next pass, when nothing has moved for `waited_s`."""

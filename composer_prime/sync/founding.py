@@ -4,6 +4,8 @@ For trainers whose parameter names follow from their own code and not from the m
 are the creator's, the model is what the first site has loaded. No torch, so that any command may look.
 """
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from composer_prime.errors import BadInput, CorruptObject, KeyMissing, ProtocolError
@@ -11,9 +13,13 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import PROTOCOL, Record
 from composer_prime.sync.deleting import check_whole
-from composer_prime.sync.reading import read_record
+from composer_prime.sync.reading import check_protocol, read_bytes
 from composer_prime.sync.records import Manifest
-from composer_prime.sync.terms import Terms
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.terms import ASKED, Terms
+
+if TYPE_CHECKING:
+    from composer_prime.config.recipe import RecipeBase
 
 
 class FoundingRecord(Record):
@@ -26,6 +32,13 @@ class FoundingRecord(Record):
     keys: dict[str, str] = Field(default_factory=dict)
 
 
+def first_keys(recipe: "RecipeBase", site: str) -> dict[str, str]:
+    """Whom a run of this recipe admits from the start: in a run with an owner the site that creates it, by its key."""
+    if recipe.outer is None or recipe.outer.owner is None or recipe.site.key_file is None:
+        return {}
+    return {site: SigningKey.load(recipe.site.key_file).public}
+
+
 def announce(store: Store, record: FoundingRecord) -> None:
     """Write down what the run in `store` shall be.
 
@@ -36,18 +49,25 @@ def announce(store: Store, record: FoundingRecord) -> None:
         return
     present = find_founding(store)
     changed = "something else" if present is None else changed_terms(present.terms, record.terms)
-    if changed or present is None or record.model_copy(update={"terms": present.terms}) != present:
-        said = changed or "other keys"
+    if (
+        changed
+        or present is None
+        or record.model_copy(update={"terms": present.terms, "keys": present.keys}) != present
+    ):
+        said = changed or "another owner"
         raise BadInput(f"{store.uri} is already to hold another run ({said}): {another_run(record.run, store.uri)}")
 
 
 def find_founding(store: Store) -> FoundingRecord | None:
     """What the run in `store` was announced to be; None when nobody has announced one.
 
-    Raises CorruptObject when it can't be read: whoever wrote the manifest then would decide terms and keys alone.
+    Raises ProtocolError when it speaks another version, CorruptObject when it can't be read: whoever wrote the manifest
+    then would decide terms and keys alone.
     """
     try:
-        return read_record(store, FoundingRecord, keys.founding())
+        data = read_bytes(store, keys.founding())
+        check_protocol(data, keys.founding())
+        return FoundingRecord.from_bytes(data, keys.founding())
     except KeyMissing:
         return None
     except CorruptObject as error:
@@ -80,7 +100,7 @@ def changed_terms(theirs: Terms, ours: Terms) -> str:
     """The settings in which two runs' terms differ, each with both values; '' when they are the same."""
     return "; ".join(
         f"outer.{name}: run {value!r}, recipe {getattr(ours, name)!r}"
-        for name, value in theirs.model_dump().items()
+        for name, value in theirs.model_dump(include=ASKED).items()
         if value != getattr(ours, name) and not (name == "step_tokens" and is_within(ours.step_tokens, value))
     )
 

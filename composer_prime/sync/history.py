@@ -12,7 +12,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_close
 from composer_prime.sync.reading import find_record
-from composer_prime.sync.records import Close, Commit
+from composer_prime.sync.records import Commit
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
@@ -57,8 +57,6 @@ class History:
     """sha256 by key of the payloads that these rounds took."""
     floor: int = 0
     """The newest admission record that a commit has honoured, void or not; later ones may not fall behind it."""
-    all_voids: set[int] = field(default_factory=set)
-    """Versions whose commits were void, those before the window too, as far as they are known."""
 
     @classmethod
     def empty(cls, terms: Terms) -> "History":
@@ -74,11 +72,8 @@ class History:
         roster: Roster,
         fragment: int,
         version: int,
-        ends: tuple[int, ...],
     ) -> "History":
-        """The window behind `version`, as the commit of that round or a close record states it.
-
-        ends   version at which each close record ends the run (`lifetime.prolonged`)
+        """The window behind `version`, as the commit of that round or the close record states it.
 
         Raises CorruptObject on a hole.
         """
@@ -87,11 +82,9 @@ class History:
         commits = runtime.map(lambda number: find_commit(store, roster, fragment, number), [*versions, version])
         newest = commits.pop()
         voids = () if newest is None else newest.voids
-        close = None
-        if newest is None or version in ends:  # at an end nobody has judged the commit after it yet
-            close = _close_at(store, roster, fragment, version, ends, by_member=newest is not None)
-        if close is not None:
-            voids, history.floor = close.voids[fragment], close.floors[fragment]
+        if version == terms.final_version:  # a commit there is no commit
+            newest, close = None, find_close(store, roster, version)
+            voids = close.voids[fragment] if close is not None and len(close.voids) > fragment else ()
         for number, commit in zip(versions, commits, strict=True):
             if commit is None and number not in voids:
                 raise CorruptObject(f"{store.uri} has no sound commit of round {number} of fragment {fragment}")
@@ -110,31 +103,9 @@ class History:
         """One more round has closed; None: its commit was void."""
         taken = {} if commit is None else {entry.payload: entry.sha256 for entry in commit.taken}
         self.rounds.append(PastRound(version, taken, commit is None))
-        if commit is None:
-            self.all_voids.add(version)
         self.taken = {payload: sha for past in self.rounds for payload, sha in past.taken.items()}
 
     @property
     def voids(self) -> tuple[int, ...]:
         """Versions whose commits were void."""
         return tuple(past.version for past in self.rounds if past.void)
-
-
-def _close_at(
-    store: Store, roster: Roster, fragment: int, version: int, ends: tuple[int, ...], *, by_member: bool
-) -> Close | None:
-    """The close record of a run that ended before round `version`, which no commit need follow; None where none is.
-
-    One of a site that is admitted now comes before any other's: who was revoked may still write one.
-
-    by_member   only such a one: where a commit follows, no other's word is needed
-    """
-    others: Close | None = None
-    for number in reversed([number for number, end in enumerate(ends) if end == version]):
-        close = find_close(store, roster, number, version)
-        if close is None or len(close.versions) <= fragment:
-            continue
-        if roster.fault(close, close.closed_by) is None:
-            return close
-        others = others or close
-    return None if by_member else others

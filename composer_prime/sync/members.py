@@ -13,7 +13,7 @@ from composer_prime.errors import ConfigError, CorruptObject, KeyMissing, Supers
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.reading import find_record, read_bytes
+from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat, Claim, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime
@@ -26,15 +26,7 @@ MAX_BEAT_BYTES = 256 * 2**10
 """Longest beat that counts: every site's is read again and again, and kept. Ten thousand fragments make 200 kB."""
 
 
-@dataclass(frozen=True)
-class OwnClaim:
-    """The incarnation of its name that a process took, and the record's bytes that say so."""
-
-    incarnation: int
-    data: bytes
-
-
-def claim_incarnation(store: Store, site: str, roster: Roster, judged: int | None = None) -> OwnClaim:
+def claim_incarnation(store: Store, site: str, roster: Roster, judged: int | None = None) -> int:
     """Take the next free incarnation of `site`, create-once.
 
     A process of the same name that is still running finds the higher incarnation at its next beat and stops.
@@ -46,9 +38,9 @@ def claim_incarnation(store: Store, site: str, roster: Roster, judged: int | Non
     while True:
         record = Claim(site=site, incarnation=number, nonce=nonce, host=socket.gethostname(), pid=os.getpid())
         key, data = keys.claim(site, number), roster.sign(record).to_bytes()
-        if store.create(key, data) and read_bytes(store, key) == data:  # read back: a store may let two win
-            return OwnClaim(number, data)
-        if judged is not None and read_bytes(store, key) != data:
+        if store.create(key, data):
+            return number
+        if judged is not None:
             newest = newest_incarnation(store, site, roster, above=judged)  # a forged claim is none
             if newest > judged:
                 raise _name_is_taken(site, newest)
@@ -107,28 +99,17 @@ def check_name_is_free(store: Store, runtime: Runtime, site: str, roster: Roster
 
 
 class Pulse:
-    """Writes this process's own beat, and notices when another process took its name.
+    """Writes this process's own beat, and notices when another process took its name."""
 
-    atomic   the store lets one create of a key win, always; otherwise (a run with a fixed committer) the claim is read
-             again at every beat, since another process's may have replaced it after it was read back
-    """
-
-    def __init__(self, store: Store, site: str, claim: OwnClaim, roster: Roster, *, atomic: bool = True) -> None:
+    def __init__(self, store: Store, site: str, incarnation: int, roster: Roster) -> None:
         self._store = store
         self._site = site
-        self._claim = claim
-        self._incarnation = claim.incarnation
+        self._incarnation = incarnation
         self._roster = roster
-        self._atomic = atomic
         self._counter = 0
 
     def check(self) -> None:
-        """Raise Superseded when another process has claimed this site's name, at this incarnation or a higher one."""
-        if not self._atomic and read_bytes(self._store, keys.claim(self._site, self._incarnation)) != self._claim.data:
-            raise Superseded(
-                f"site {self._site} was started twice at once, and the other process's claim of incarnation "
-                f"{self._incarnation} stands: this one stops; give each running process a site name of its own"
-            )
+        """Raise Superseded when another process has claimed this site's name, at a higher incarnation."""
         newest = newest_incarnation(self._store, self._site, self._roster, above=self._incarnation)
         if newest > self._incarnation:
             raise Superseded(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, RoundWaits, SiteError, StoreError
-from composer_prime.outer.aggregate import add_guests, aggregate
+from composer_prime.outer.aggregate import add_guests, weighted_mean
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.payloads import byte_range, decode, decode_whole
 from composer_prime.outer.sparse import Vector, dense
@@ -27,7 +27,6 @@ from composer_prime.sync.run import FragmentCoding
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import digests_of, part_fault, part_shares
-from composer_prime.sync.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,6 @@ class Merger:
         self._decoded: dict[Stated, Vector] = {}
         self._merged: dict[str, Vector] = {}
         self._kept: dict[str, tuple[Stated, Vector, Callable[[], object]]] = {}
-        self.witness: Witness | None = None
         """Who tells how the offers stood to what was made of them; None: nobody wants to know."""
 
     # --- payloads ---------------------------------------------------------------------------------------------------
@@ -142,8 +140,6 @@ class Merger:
             self._put_own_again(closing)
         commit = closing.commit
         vectors = dict(zip((entry.site for entry in commit.taken), self._fetch_all(commit.taken), strict=True))
-        if self.witness is not None:
-            self.witness.gathered(commit, vectors)
         return self._aggregate(commit, {entry.site: entry.multiplier for entry in commit.taken}, vectors)
 
     def _put_own_again(self, closing: Closing) -> None:
@@ -168,13 +164,13 @@ class Merger:
 
     def _aggregate(self, commit: Commit, factors: Mapping[str, float], vectors: Mapping[str, Vector]) -> Tensor:
         """What these movements, one or more, make by the run's rule."""
-        guests = self._roster.authority(commit.admissions).guests
+        guests = self._roster.guests(commit.admissions)
         weighted = {site: (factors[site], vectors[site]) for site in sorted(vectors)}
         members = [each for site, each in weighted.items() if site not in guests]
         theirs = [each for site, each in weighted.items() if site in guests]
         if not members:
             return torch.zeros(dense(theirs[0][1]).numel())
-        merged = aggregate(self._terms.aggregate, members, trim=self._terms.trim)
+        merged = weighted_mean(members)
         if theirs:
             add_guests(merged, theirs, self._terms.guest_share)
         return merged
@@ -241,7 +237,7 @@ class Merger:
             commit_sha=closing.commit_sha,
             index=index,
             bounds=self._coding.merged_codec.size_bounds(stop - start),
-            authority=self._roster.authority(commit.admissions),
+            guests=self._roster.guests(commit.admissions),
         )
         return fault or self._roster.fault(part, part.reducer, commit.admissions)
 
@@ -290,7 +286,7 @@ class Merger:
         if data is None or sha256_hex(data) != part.sha256:
             raise fault
         logger.warning("part_restored payload=%s fault=%s", part.payload, fault)
-        if self._site and self._roster.authority(commit.admissions).allows(self._site):
+        if self._site and self._site not in self._roster.guests(commit.admissions):
             self._store.put(part.payload, data)
         start, stop = self._coding.part_bounds(index, commit.num_parts)
         self._merged[part.payload] = self._decode_part(part.payload, data, stop - start)
@@ -322,8 +318,7 @@ class Merger:
         if vectors:
             part = self._merge(part, commit, vectors)
         key = keys.merged(commit.fragment, commit.version, index)
-        if self._store.create(key, self._roster.sign(part).to_bytes()) and self.witness is not None:
-            self.witness.reduced(part, vectors)
+        self._store.create(key, self._roster.sign(part).to_bytes())
 
     def _merge(self, part: Part, commit: Commit, vectors: Mapping[str, Tensor]) -> Part:
         """The part's record with what these movements make; nothing, of all, where that can't be coded."""
@@ -340,11 +335,11 @@ class Merger:
         return part.model_copy(update={"payload": payload, "sha256": sha, "nbytes": len(data)})
 
     def _mean(self, commit: Commit, vectors: Mapping[str, Tensor], excluded: Collection[str]) -> bytes | None:
-        """A part's values as they are coded; None where they are none that `merged_codec` has a code for."""
-        factors = part_shares(commit, excluded, self._terms, self._roster.authority(commit.admissions).guests)
+        """A part's values as they are coded; None where they are none that the codec of merged parts has a code for."""
+        factors = part_shares(commit, excluded, self._terms, self._roster.guests(commit.admissions))
         try:
             return self._coding.merged_codec.encode(self._aggregate(commit, factors, vectors))
-        except SiteError:  # of values of 3e38 a mean is infinite, or no bf16: any site may send such
+        except SiteError:  # of values of 3e38 a mean is infinite: any site may send such
             return None
 
     def _zero_part(self, closing: Closing, index: int, excluded: Sequence[Refused]) -> Part:

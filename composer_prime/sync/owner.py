@@ -1,18 +1,16 @@
-"""What a run's owner may do while it goes on or after: reopen it, admit and revoke keys, hand the commits over.
+"""What a run's owner may do while it goes on: admit and revoke keys.
 
-Each act is one create-once record under the next number; sites honour it from their next look at the members on. In a
-run without an owner, whoever can write to its bucket may reopen it and hand the commits over.
+Each act is one create-once record under the next number; sites honour it from their next look at the members on.
 """
 
 from collections.abc import Collection
 
-from composer_prime.errors import BadInput, CorruptObject, KeyMissing
+from composer_prime.errors import BadInput
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import find_manifest, prolonged
-from composer_prime.sync.protocol import Authority
-from composer_prime.sync.reading import find_record, read_record
-from composer_prime.sync.records import Admission, Close, Manifest, Reopening
+from composer_prime.sync.lifetime import find_manifest
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey, check_public
 
@@ -31,83 +29,30 @@ class Owner:
         self._roster = Roster(store, self._manifest, sha, key)
         self._roster.refresh()
 
-    def reopen(self, rounds: int) -> Reopening:
-        """Let a closed run go on to `rounds` training rounds; sites that join it then train on."""
-        terms, ends = prolonged(self._store, self._roster, self._manifest.terms)
-        number = len(ends) - 1
-        try:
-            read_record(self._store, Close, keys.close(number))
-        except KeyMissing as error:
-            raise BadInput(
-                f"run {self._manifest.run} isn't closed yet, it goes on to {terms.rounds} rounds: "
-                f"wait until its sites have ended it ({error})"
-            ) from None
-        except CorruptObject as error:
-            raise BadInput(
-                f"{error}: it can't be told how run {self._manifest.run} ended. Restore that object from a backup, or "
-                "delete it and start one site, which writes it again"
-            ) from None
-        if rounds <= terms.final_version:
-            raise BadInput(
-                f"rounds ({rounds}) must be more than the {terms.final_version} that run {self._manifest.run} has had, "
-                "its closing round among them: name the number after which it shall end, all rounds counted"
-            )
-        record = self._roster.sign(Reopening(number=number + 1, rounds=rounds))
-        self._create(keys.reopening(record.number), record.to_bytes())
-        return record
-
     def admit(self, site: str, public: str, *, guest: bool = False) -> Admission:
         """Let `site` take part with the key `public` from now on; an earlier key of that name no longer counts.
 
         guest   it may offer, and never commit, merge a part or close the run
         """
         keys.check_site_name(site)
-        admitted, authority = self._admitted(), self._authority
-        if admitted.get(site) == check_public(public) and (site in authority.guests) == guest:
+        admitted, guests = self._admitted(), self._roster.guests()
+        if admitted.get(site) == check_public(public) and (site in guests) == guest:
             raise BadInput(f"site {site} is admitted with that key already: nothing is to be done")
-        if guest and site == authority.committer:
-            raise BadInput(f"site {site} is the only one that commits: hand that over first, then make it a guest")
-        guests = authority.guests | {site} if guest else authority.guests - {site}
-        return self._change(admitted | {site: public}, Authority(authority.committer, guests))
+        return self._change(admitted | {site: public}, guests | {site} if guest else guests - {site})
 
     def check_open(self, allowed: Collection[str], *, guest: bool) -> None:
         """Raise BadInput where it isn't safe to admit one site more: see `check_guarded` and `check_minority`."""
         check_guarded(self._manifest, allowed)
         if guest:
-            check_minority(self._manifest, self._admitted(), self._authority.guests)
+            check_minority(self._manifest, self._admitted(), self._roster.guests())
 
     def revoke(self, site: str) -> Admission:
         """From now on nothing that `site` signs counts; what commits took of it before stays merged."""
         admitted = self._admitted()
         if site not in admitted:
             raise BadInput(f"site {site} is not admitted; those that are: {', '.join(sorted(admitted)) or 'none'}")
-        authority = self._authority
-        if site == authority.committer:
-            raise BadInput(f"site {site} is the only one that commits: hand that over first, then revoke its key")
         left = {name: key for name, key in admitted.items() if name != site}
-        return self._change(left, Authority(authority.committer, authority.guests - {site}))
-
-    def hand_over(self, site: str) -> Admission:
-        """From now on `site` alone creates commits. The site that did must have stopped: both would, for a moment."""
-        keys.check_site_name(site)
-        present = self._authority.committer
-        if present is None:
-            raise BadInput(
-                f"every site of run {self._manifest.run} may commit: only a run created with outer.committer, "
-                "for a store that lets two writers win, has one committer"
-            )
-        if site == present:
-            raise BadInput(f"site {site} is the committer already: nothing is to be done")
-        admitted = self._admitted() if self._roster.signed else {}
-        if self._roster.signed and site not in admitted:
-            raise BadInput(f"site {site} has no admitted key: admit it first")
-        if site in self._authority.guests:
-            raise BadInput(f"site {site} is a guest, which may only offer: admit it again, not as a guest, first")
-        return self._change(admitted, Authority(site, self._authority.guests))
-
-    @property
-    def _authority(self) -> Authority:
-        return self._roster.authority()
+        return self._change(left, self._roster.guests() - {site})
 
     def _admitted(self) -> dict[str, str]:
         """Public key by site, as the last sound admission record leaves it."""
@@ -123,33 +68,25 @@ class Owner:
                 return dict(record.keys)
         return dict(self._manifest.keys)
 
-    def _change(self, admitted: dict[str, str], authority: Authority) -> Admission:
+    def _change(self, admitted: dict[str, str], guests: Collection[str]) -> Admission:
         record = self._roster.sign(
-            Admission(
-                number=self._roster.newest + 1,
-                keys=admitted,
-                committer=authority.committer,
-                guests=tuple(sorted(authority.guests)),
-            )
+            Admission(number=self._roster.newest + 1, keys=admitted, guests=tuple(sorted(guests)))
         )
-        self._create(keys.admission(record.number), record.to_bytes())
-        return record
-
-    def _create(self, key: str, data: bytes) -> None:
-        if not self._store.create(key, data):
+        key = keys.admission(record.number)
+        if not self._store.create(key, record.to_bytes()):
             raise BadInput(
                 f"{key} was written by someone else at the same moment, and stays: "
                 "look at what it changed, then give the command again"
             )
+        return record
 
 
 def check_guarded(manifest: Manifest, allowed: Collection[str]) -> None:
     """Raise BadInput where one site alone could ruin the run, unless the owner allows each such term by its name."""
     terms = manifest.terms
-    weighs = terms.aggregate in ("mean", "clipped")
     for name, value, is_open, safe in (
         ("aggregate", terms.aggregate, terms.aggregate == "mean", "clipped"),
-        ("weighting", terms.weighting, weighs and terms.weighting != "equal", "equal"),
+        ("weighting", terms.weighting, terms.weighting != "equal", "equal"),
     ):
         if is_open and value not in allowed:
             why = "an offer is merged however large it is" if name == "aggregate" else "a site says itself how many"

@@ -22,9 +22,9 @@ GRACE_FLOOR_S = 1.0
 INTERVALS_KEPT = 8
 """Rounds from which a site judges how long one takes."""
 
-Verdict = Literal["valid", "coarse", "guest", "empty", "invalid"]
-"""What an offer is worth: as good as it gets; of a site whose master is coarse, or of a guest, so that it is merged but
-vouches for none; a word that there is nothing to merge; none."""
+Verdict = Literal["valid", "guest", "empty", "invalid"]
+"""What an offer is worth: as good as it gets; of a guest, so that it is merged but makes no quorum; the word that there
+is nothing to merge; none."""
 
 
 def due_fragment(versions: Sequence[int]) -> int:
@@ -32,14 +32,8 @@ def due_fragment(versions: Sequence[int]) -> int:
     return min(range(len(versions)), key=lambda index: (versions[index], index))
 
 
-def is_due(step: int, seconds: float, terms: Terms) -> bool:
-    """Rule 3: whether this inner step is a due one.
-
-    step      inner steps this site has made
-    seconds   since this site last saw a round close, or joined, or took a turn
-    """
-    if terms.pace == "seconds":
-        return seconds >= terms.seconds_per_turn
+def is_due(step: int, terms: Terms) -> bool:
+    """Rule 3: whether this inner step, of those that this site has made, is a due one."""
     return step % terms.steps_per_turn == 0
 
 
@@ -64,28 +58,9 @@ def commit_rank(site: str, live: Collection[str], fragment: int, version: int) -
     return sum(_draw(fragment, version, name) < mine for name in live if name != site)
 
 
-@dataclass(frozen=True)
-class Authority:
-    """Who may create commits, merge parts and close the run, under one admission record.
-
-    committer   the only site that may (rule 15); None: every site that is no guest
-    guests      sites that may offer, and nothing else (rule 14): volunteers behind a gateway
-    """
-
-    committer: str | None = None
-    guests: frozenset[str] = frozenset()
-
-    def allows(self, site: str) -> bool:
-        """Whether this site may."""
-        return site == self.committer if self.committer is not None else site not in self.guests
-
-    def fault(self, site: str, act: str) -> str | None:
-        """Why what this site did ("made", "merged") doesn't count; None when it does."""
-        if self.allows(site):
-            return None
-        if self.committer is not None:
-            return f"was {act} by {site}, only {self.committer} may"
-        return f"was {act} by {site}, a guest, which may only offer"
+def guest_fault(site: str, guests: Collection[str], act: str) -> str | None:
+    """Why what this site did ("made", "merged") doesn't count: guests may only offer (rule 14). None when it does."""
+    return f"was {act} by {site}, a guest, which may only offer" if site in guests else None
 
 
 def adaptive_grace(intervals: Sequence[float], terms: Terms) -> float:
@@ -137,10 +112,10 @@ def decide_round(view: RoundView, quorum: int, grace_s: float) -> RoundDecision:
     the grace window when enough are valid though some live site is missing. A round in which every live site has
     offered but too few are valid merges nothing, after grace: all work is carried. So does one in which enough sites
     have sound offers, but too few of them anything to merge: a site that beats and never offers can't hold it open.
-    Coarse offers and guests' are taken with the valid ones, and don't make them enough.
+    Guests' offers are taken with the valid ones, and don't make them enough.
     """
     counts = Counter(view.verdicts.values())
-    worth = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict in ("valid", "coarse", "guest")))
+    worth = tuple(sorted(site for site, verdict in view.verdicts.items() if verdict in ("valid", "guest")))
     everyone = view.live <= view.verdicts.keys()
     enough = counts["valid"] >= quorum
     if enough and everyone:
@@ -176,23 +151,18 @@ def reducer_rank(
     fragment: int,
     version: int,
     part: int,
-    authority: Authority,
+    guests: Collection[str],
 ) -> int | None:
     """Rule 10: after how many time-outs this site merges a part: 0 at once, None never.
 
     Each part has a first choice among the sites taken, dealt so that nobody has two parts before everybody has one;
     after it the live sites in an order drawn per part. Sites that aren't live are passed over, and so are guests.
     """
-    if not authority.allows(site):
+    if site in guests:
         return None
-    if authority.committer is not None:
-        return 0
-    dealt = sorted(filter(authority.allows, taken), key=lambda name: _draw(fragment, version, "deal", name))
+    dealt = sorted(set(taken) - set(guests), key=lambda name: _draw(fragment, version, "deal", name))
     first = [dealt[part % len(dealt)]] if dealt else []
-    others = sorted(
-        (name for name in live if name not in first and authority.allows(name)),
-        key=lambda name: _draw(fragment, version, part, name),
-    )
+    others = sorted(set(live) - {*first, *guests}, key=lambda name: _draw(fragment, version, part, name))
     order = [name for name in (*first, *others) if name in live or name == site]
     return order.index(site) if site in order else None
 

@@ -15,8 +15,9 @@ from composer_prime.errors import ComposerPrimeError, ConfigError, SiteError
 from composer_prime.outer.fragments import trainable
 from composer_prime.sync.parameters import RankedParameters
 from composer_prime.sync.ranks import Command, Heard, Lead, LedParameters, Ranks
+from composer_prime.sync.report import OuterReport
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
-from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.site_clock import OuterLoop
 
 T = TypeVar("T")
 

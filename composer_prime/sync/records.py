@@ -40,12 +40,14 @@ class Manifest(Record):
     test_vector: str
     """What the run's arithmetic gives on fixed input; a machine that differs may not take part."""
     owner: str | None = None
-    """Public key that may admit and revoke, and reopen the run; None: a run without keys."""
+    """Public key that may admit and revoke; None: a run without keys."""
     keys: dict[str, str] = Field(default_factory=dict)
     """Public key by site name, admitted from the start; empty and no owner: whoever can write may take part."""
     created_by: str
     nonce: Nonce
     """Drawn by its creator, so that two runs of equal recipes are two."""
+    parent: Sha256 | None = None
+    """sha256 of the manifest of the run whose last masters were the first ones of this; None: of no run."""
 
 
 class Offer(Signed):
@@ -55,9 +57,8 @@ class Offer(Signed):
     incarnation: Count
     fragment: Count
     version: Count
-    base_sha: Sha256 | None
-    """sha256 of master(fragment, version), on which this offer stands; None: this site's master is coarse, it
-    vouches for none and doesn't count towards the quorum."""
+    base_sha: Sha256
+    """sha256 of master(fragment, version), on which this offer stands."""
     tokens: Count
     """Tokens trained behind this movement."""
     steps: Count
@@ -205,33 +206,21 @@ class Beat(Signed):
 
 
 class Close(Signed):
-    """Create-once: the final versions; later commits are invalid until the run is reopened."""
+    """Create-once: the final versions. The run is over; one that goes on is a new run."""
 
-    number: Count
     versions: tuple[Count, ...]
     masters: tuple[Sha256, ...]
     voids: tuple[tuple[Count, ...], ...]
     """Of each fragment, which of the last `max_stale_rounds` commits were void: a later commit would say so."""
-    floors: tuple[Count, ...]
-    """Of each fragment, the newest admission record that a commit of it has honoured."""
     closed_by: str
 
 
-class Reopening(Signed):
-    """Create-once: the run goes on to `rounds` training rounds. Signed by the owner where there is one."""
-
-    number: Positive
-    rounds: Positive
-
-
 class Admission(Signed):
-    """Create-once, owner-signed: the keys admitted, by site, from now on, the guests, and a fixed committer."""
+    """Create-once, owner-signed: the keys admitted, by site, from now on, and the guests."""
 
     number: Positive
     keys: dict[str, str]
     """Public key by site name; the whole list, so that a site left out is revoked."""
-    committer: str | None = None
-    """The only site that commits, where the run has a fixed one."""
     guests: tuple[str, ...] = ()
     """Sites admitted that may offer and never commit, merge a part or close the run; sorted."""
 

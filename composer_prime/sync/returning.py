@@ -5,7 +5,7 @@ that a commit took is left out, movement that is still out or was passed over is
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,52 @@ class FragmentStand:
         """What `to_dict` gave."""
         ledger = FragmentLedger(**state["ledger"])
         return cls(state["version"], state["base"], state["captured"], state["residual"], ledger)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learner has done; empty for a site that stands on masters.
+
+    starts   its local values as it came, by fragment: fp32 [n]
+    tokens   of each inner step since
+    """
+
+    starts: Sequence[Tensor] = ()
+    tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds of the outer loop.
+
+    run         sha256 of the run's manifest; None: there is no checkpoint
+    step        inner steps by then
+    fragments   where the site stood with each fragment, as `FragmentStand.to_dict` gives it; none: it never did
+    """
+
+    run: str | None = None
+    step: int = 0
+    fragments: Sequence[Mapping[str, Any]] = ()
+    learned: Learned = Learned()
+
+    def stands(self) -> list[FragmentStand]:
+        """Where it stood, for whoever mutates it."""
+        return [FragmentStand.from_dict(one) for one in self.fragments]
+
+    def check(self, num_fragments: int) -> None:
+        """Raise CorruptObject unless it is of so many fragments, or of none."""
+        saved = len(self.fragments or self.learned.starts)
+        if saved not in (0, num_fragments):
+            raise CorruptObject(f"the checkpoint holds {saved} fragments, the run has {num_fragments}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is stored."""
+        return vars(self) | {"learned": dict(vars(self.learned))}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> "Saved":
+        """What `to_dict` gave."""
+        return cls(state["run"], int(state["step"]), state["fragments"], Learned(**state["learned"]))
 
 
 @dataclass(frozen=True)
@@ -127,10 +173,13 @@ class Returning:
         self._journal = journal
         self._site = site
 
-    def stand(self, replica: Replica, saved: FragmentStand | None) -> tuple[FragmentStand, Errand | None]:
+    def stand(
+        self, replica: Replica, saved: FragmentStand | None, start: Tensor | None = None
+    ) -> tuple[FragmentStand, Errand | None]:
         """Put one fragment's parameters on the replica's master.
 
-        saved    from the checkpoint whose values the parameters hold; None when there is none: they count for nothing
+        saved     from the checkpoint whose values the parameters hold; None when there is none: they count for nothing
+        start     a learner's local values as it came; what it has moved since is carried, whatever becomes of the rest
 
         Returns where the site stands, and its offer that is still out in the open round, to be followed to its end.
         Raises StoreError when the log goes on and can't be read now as far as the checkpoint stands.
@@ -147,30 +196,30 @@ class Returning:
         stand = FragmentStand(master.version, base)
         if saved is not None:
             stand.residual, stand.ledger = saved.residual, saved.ledger
-        local = self._local(stand, saved, past, replica)
-        if local is None:
-            self._params.write(fragment, master.weights)
-            return stand, None
-        self._params.write(fragment, local)
+        now = None if saved is None and start is None else self._params.read(fragment)
+        local = self._local(stand, saved, past, replica, now if start is None else start)
+        if start is not None and now is not None:
+            local = carry(now, start, base if local is None else local)
+        self._params.write(fragment, master.weights if local is None else local)
         if not past.open or past.newest is None or stand.captured is None:
             return stand, None
         return stand, Errand.of_offer(past.newest, self._residual_after(past.newest.payload))
 
     def _local(
-        self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, replica: Replica
+        self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, replica: Replica, local: Tensor | None
     ) -> Tensor | None:
-        """The local values on the new base; None: the master's own."""
+        """The local values on the new base, from those that the checkpoint left; None: the master's own."""
         newest = past.newest
         if newest is not None and not _is_saved_capture(newest.trained_tokens, saved):
             if past.taken:
                 self._restore(stand, saved, past, newest, carried=False)
                 return None
-            local = self._continue_offer(stand, saved, past, newest, replica)
-            if local is not None:
-                return local
-        if saved is None:
+            continued = self._continue_offer(stand, saved, past, newest, replica)
+            if continued is not None:
+                return continued
+        if saved is None or local is None:
             return None
-        return self._continue_saved(stand, saved, past, self._params.read(replica.coding.fragment))
+        return self._continue_saved(stand, saved, past, local)
 
     def _restore(
         self, stand: FragmentStand, saved: FragmentStand | None, past: OwnPast, newest: Offer, *, carried: bool

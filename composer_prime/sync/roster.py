@@ -1,4 +1,4 @@
-"""Who may sign what in a run: the keys of the manifest and of the owner's later admissions, and who commits (rule 14).
+"""Who may sign what in a run: keys of the manifest and of the owner's later admissions, and who is a guest (rule 14).
 
 A commit names the last admission record that it honours, so all readers judge it, and the offers it takes, by the same
 keys, whenever they read it.
@@ -14,7 +14,7 @@ from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.admitted import AdmittedBy
 from composer_prime.sync.canonical import Signed, sha256_hex
-from composer_prime.sync.protocol import Authority
+from composer_prime.sync.protocol import guest_fault
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Admission, Commit, Manifest
 from composer_prime.sync.signatures import SigningKey, verify
@@ -33,7 +33,7 @@ class Roster:
         self._owner = manifest.owner
         self._key = key
         self._lock = threading.Lock()
-        self._by = AdmittedBy(Admission(number=1, keys=manifest.keys, committer=manifest.terms.committer))
+        self._by = AdmittedBy(Admission(number=1, keys=manifest.keys))
         self._shas: list[str | None] = [None]
         """sha256 of each record's bytes; None where there is none of the owner's."""
         self.signed = manifest.owner is not None or bool(manifest.keys)
@@ -102,11 +102,12 @@ class Roster:
             return f"honours admission {number}, which isn't there"
         if commit.admission_sha != self._shas[number] or (number > 0 and self._shas[number] is None):
             return f"honours another admission {number} than the one that the owner signed"
-        return self.authority(number).fault(commit.committer, "made") or self.fault(commit, commit.committer, number)
+        fault = guest_fault(commit.committer, self.guests(number), "made")
+        return fault or self.fault(commit, commit.committer, number)
 
-    def authority(self, number: int | None = None) -> Authority:
-        """Who may commit, merge and close under that admission record (None: the last one known)."""
-        return self._by.authority(self.newest if number is None else number)
+    def guests(self, number: int | None = None) -> frozenset[str]:
+        """Sites that may only offer under that admission record (None: the last one known)."""
+        return self._by.guests(self.newest if number is None else number)
 
     def sign(self, record: S) -> S:
         """The record with this process's signature, where the run asks for one."""

@@ -68,20 +68,15 @@ class RoundCloser:
         self._intervals: list[float] = []
         self._closed_at: float | None = None
 
-    def note_closed(self, closed: Round, took_part: bool) -> Mapping[str, Offer]:
-        """A round is over: forget what was seen of it, and learn how long one takes. The sound offers seen, by site."""
-        seen = self._rounds.pop(closed.fragment, None)
+    def note_closed(self, closed: Round, took_part: bool) -> None:
+        """A round is over: forget what was seen of it, and learn how long one takes."""
+        self._rounds.pop(closed.fragment, None)
         now = self._runtime.now()
         if took_part:
             if self._closed_at is not None:
                 self._intervals.append(now - self._closed_at)
                 del self._intervals[:-64]
             self._closed_at = now
-        return {} if seen is None or seen.version != closed.version else seen.offers
-
-    def judge_anew(self, fragment: int) -> None:
-        """Forget what was seen of its open round: it was judged by another master than the one that is known now."""
-        self._rounds.pop(fragment, None)
 
     @property
     def grace_s(self) -> float:
@@ -93,12 +88,6 @@ class RoundCloser:
         """Whether another site's offer stands in a round of ours: the rest, and a commit, are likely to come soon."""
         return any(current.verdicts.keys() - {self._site} for current in list(self._rounds.values()))
 
-    def is_vouched_for(self, replica: Replica) -> bool:
-        """Whether as many other sites as the quorum have offered on one and the same master of the open round."""
-        current = self._look(replica)
-        sound = [base for site, base in current.bases.items() if current.verdicts[site] in ("valid", "empty")]
-        return max(Counter(sound).values(), default=0) >= self._terms.quorum
-
     def serve(self, replica: Replica) -> bool:
         """Look at a fragment's open round, and create its commit when the rules and this site's rank allow it.
 
@@ -109,15 +98,13 @@ class RoundCloser:
         live = self._members.live(now) | {self._site}
         if self._expects_gather(current, live, replica):
             self._check_payloads(current, replica, current.offers)
-        authority = self._roster.authority()
-        if not replica.is_judge or not authority.allows(self._site) or not self._decide(current, live, now).close:
+        guests = self._roster.guests()
+        if self._site in guests or not self._decide(current, live, now).close:
             current.closable_at = None
             return False
         if current.closable_at is None:
             current.closable_at = now
-        able = {site for site, verdict in current.verdicts.items() if verdict != "coarse"}
-        others = filter(authority.allows, live & able)
-        rank = commit_rank(self._site, frozenset(others), *_place(replica))
+        rank = commit_rank(self._site, (live & current.verdicts.keys()) - guests, *_place(replica))
         if now - current.closable_at < rank * STAGGER_S:
             return False
         self._members.notice_newcomers()  # a site that joined a moment ago is waited for
@@ -174,7 +161,7 @@ class RoundCloser:
             if (newer := self._members.incarnation(site)) > found.incarnation:
                 current.set_aside(site, f"was made by incarnation {found.incarnation}, {newer} has taken over")
                 continue
-            current.verdicts[site] = _worth(found, is_guest=site in self._roster.authority().guests)
+            current.verdicts[site] = _worth(found, is_guest=site in self._roster.guests())
             if found.payload is not None:
                 current.offers[site] = found
         for site, why in copies(self._by_standing(current.offers, replica)).items():
@@ -197,9 +184,8 @@ class RoundCloser:
             return str(error)
 
     def _base_of(self, offer: Offer, site: str, replica: Replica) -> str | None:
-        """The master that an offer vouches for; None where it names none, is a guest's, or isn't its site's for this
-        round."""
-        if site in self._roster.authority().guests:
+        """The master that an offer vouches for; None where it is a guest's, or isn't its site's for this round."""
+        if site in self._roster.guests():
             return None
         is_own = offer.is_at(site, *_place(replica)) and self._roster.fault(offer, site) is None
         return offer.base_sha if is_own else None
@@ -213,7 +199,7 @@ class RoundCloser:
             site=site,
             facts=replica.coding.facts,
             version=replica.version,
-            base_sha=replica.master.sha256 if replica.is_judge else None,
+            base_sha=replica.master.sha256,
             taken=replica.history.taken,
             terms=self._terms,
         )
@@ -252,9 +238,7 @@ class RoundCloser:
             return False  # fewer are left: decide again
         if replica.look() is not None:
             return False
-        if replica.is_mistaken([base for site, base in current.bases.items() if site != self._site]):
-            del self._rounds[replica.fragment]  # its offers were judged by a wrong master
-            return False
+        replica.check_agrees([base for site, base in current.bases.items() if site != self._site])
         admissions, admission_sha = self._roster.honoured
         if self._roster.newest != self._judged_by:
             return False  # another thread has read newer ones: an offer that it takes may be of who is revoked
@@ -267,7 +251,7 @@ class RoundCloser:
             refused=dict(list(current.faults.items())[:MAX_REFUSED]),
             voids=replica.history.voids,
             terms=self._terms,
-            guests=self._roster.authority(admissions).guests,
+            guests=self._roster.guests(admissions),
             admissions=admissions,
             admission_sha=admission_sha,
             committer=self._site,
@@ -277,7 +261,7 @@ class RoundCloser:
         return self._store.create(keys.commit(replica.fragment, current.version), data)
 
     def _fitting(self, current: OpenRound, replica: Replica, sites: tuple[str, ...]) -> dict[str, Offer]:
-        """The offers that one record has room for, those that vouch for the master first, then as drawn per round."""
+        """The offers that one record has room for, members' first, then as drawn per round."""
 
         def order(site: str) -> tuple[bool, int]:
             return current.verdicts[site] != "valid", commit_rank(site, sites, *_place(replica))
@@ -293,9 +277,7 @@ class RoundCloser:
 def _worth(offer: Offer, *, is_guest: bool) -> Verdict:
     if offer.payload is None:
         return "empty"
-    if is_guest:
-        return "guest"
-    return "valid" if offer.base_sha is not None else "coarse"
+    return "guest" if is_guest else "valid"
 
 
 def _place(replica: Replica) -> tuple[int, int]:

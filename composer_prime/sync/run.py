@@ -1,4 +1,4 @@
-"""A run as its bucket states it: the manifest, how long it goes on, and how each fragment is coded."""
+"""A run as its bucket states it: the manifest, and how each fragment is coded."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,14 @@ from composer_prime.outer.slices import SlicePlan
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.lifetime import prolonged, read_manifest
+from composer_prime.sync.lifetime import read_manifest
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Manifest
-from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.validity import FragmentFacts
+
+MERGED_CODEC = "int8"
+"""How the merged parts of a round of many sites travel."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class FragmentCoding:
     @classmethod
     def of(cls, fragment: Fragment, terms: Terms) -> "FragmentCoding":
         """The coding that a run's terms give."""
-        codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+        codec, merged = get_codec(terms.codec), get_codec(MERGED_CODEC)
         plan = plan_slices(fragment.numel, terms.slices, (codec, merged))
         if plan.num_slices == 1:
             bounds = codec.size_bounds(fragment.numel)
@@ -52,21 +54,14 @@ class Run:
 
     manifest    as it was created
     sha256      of the manifest's bytes
-    terms       the manifest's, with `rounds` as the last reopening sets it
-    ends        version at which each close record ends the run, by its number (`lifetime.prolonged`)
+    terms       the manifest's
     codings     one for each fragment
     """
 
     manifest: Manifest
     sha256: str
     terms: Terms
-    ends: tuple[int, ...]
     codings: tuple[FragmentCoding, ...]
-
-    @property
-    def closing(self) -> int:
-        """Number of the close record that ends it."""
-        return len(self.ends) - 1
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -86,5 +81,5 @@ def load_run(store: Store) -> Run:
     fragments = plan_fragments(shapes, manifest.terms.fragments)
     if len(manifest.masters) != len(fragments):
         raise CorruptObject(f"{keys.manifest()} names {len(manifest.masters)} masters of {len(fragments)} fragments")
-    terms, ends = prolonged(store, Roster(store, manifest, sha), manifest.terms)
-    return Run(manifest, sha, terms, ends, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))
+    terms = manifest.terms
+    return Run(manifest, sha, terms, tuple(FragmentCoding.of(fragment, terms) for fragment in fragments))

@@ -5,28 +5,29 @@ parameters become when a round has closed. The bucket's side is the courier's.
 """
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import ConfigError, CorruptObject
-from composer_prime.outer.fragments import Fragment, trainable
-from composer_prime.outer.merge import Change, blending, carry, carrying, settling
+from composer_prime.errors import ConfigError
+from composer_prime.outer.fragments import trainable
+from composer_prime.outer.merge import Change, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
-from composer_prime.store.metered import MeteredStore
-from composer_prime.store.throttled import throttle
+from composer_prime.store.metered import MeteredStore, throttle
 from composer_prime.sync.driver import Driver
-from composer_prime.sync.entering import BEATS_PER_LIVENESS, SiteIdentity, enter
+from composer_prime.sync.entering import BEATS_PER_LIVENESS, Entered, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
+from composer_prime.sync.founding import first_keys
 from composer_prime.sync.journal import FileJournal, Journal
+from composer_prime.sync.learning import Held, Learner, Present
 from composer_prime.sync.parameters import LocalParameters, Parameters
 from composer_prime.sync.protocol import due_fragment, is_due, is_stale, training_is_over
-from composer_prime.sync.returning import FragmentStand, Returning
-from composer_prime.sync.roster import Roster
+from composer_prime.sync.report import OuterReport
+from composer_prime.sync.returning import FragmentStand, Learned, Returning, Saved
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master
@@ -35,28 +36,6 @@ from composer_prime.sync.terms import Terms, terms_of
 from composer_prime.waiting import Waits
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class OuterReport:
-    """What one inner step meant for the outer loop.
-
-    stop      the run has ended; the parameters hold the final masters
-    stall_s   seconds the training thread spent in the outer loop in this step; the wait for the others once there is
-              nothing left to train is not in it, but in the summary's finish_s
-    round     rounds closed so far, over all fragments, as this site knows
-    upload_s  seconds that coding and uploading took beside training, since this process began
-    bytes_up, bytes_down   what went to and came from the bucket since then
-    adopted   fragments whose parameters were moved to a newer master in this step
-    """
-
-    stop: bool
-    stall_s: float
-    round: int
-    upload_s: float
-    bytes_up: int
-    bytes_down: int
-    adopted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +60,6 @@ class OuterLoop:
         founding: Founding | None = None,
         journal: Journal | None = None,
         runtime: Runtime | None = None,
-        exact_join_s: float | None = 20.0,
         waits: Waits | None = None,
     ) -> None:
         """
@@ -90,8 +68,6 @@ class OuterLoop:
         founding  what to put into the manifest if this site creates the run
         journal   where residuals are written ahead; None: a crash loses what coding took from the last merged offer
         runtime   threads and time; None: this process's own
-        exact_join_s   seconds that a join may take for whole masters; beyond them training begins from their upper
-                       halves, and the rest comes beside it. None: any time
         waits     where this site says what it waits for; None: the event log alone tells
         """
         self._store = MeteredStore(store)
@@ -102,15 +78,16 @@ class OuterLoop:
         self._founding = founding or Founding()
         self._journal = journal
         self._runtime = runtime or ThreadRuntime()
-        self._exact_join_s = exact_join_s
         self.waits = waits or Waits(clock=self._runtime.now, wall=self._runtime.now)
-        self._restored: dict[str, Any] | None = None
+        self._saved = Saved()
         self._interrupted = False
         self._step = 0
-        self._turn_at = self._runtime.now()
         self._stall_s = 0.0
         self._finish_s = 0.0
         self._in_flight: _InFlight | None = None
+        self._learner: Learner | None = None
+        """Set while the masters are still coming."""
+        self._learned = Learned()
         self._stands: list[FragmentStand] = []
         self._adopted: list[int] = []
         self._finished = False
@@ -122,15 +99,17 @@ class OuterLoop:
         if settings.run_uri is None or outer is None:
             raise ConfigError("the recipe has no [outer] table: add one to take part in an outer loop")
         key = None if site.key_file is None else SigningKey.load(site.key_file)
-        check = race_store if outer.committer is None else lambda store: None
         return cls(
             throttle(open_store(settings.run_uri, site.key_file), site.max_mbit_up, site.max_mbit_down),
             terms_of(settings.recipe),
             run=settings.recipe.run.name,
             site=SiteIdentity(settings.site, key, site.same_name == "replace"),
-            founding=Founding(outer.owner, outer.keys, check if settings.has_weights else refuse_to_create),
+            founding=Founding(
+                outer.owner,
+                first_keys(settings.recipe, settings.site),
+                race_store if settings.has_weights else refuse_to_create,
+            ),
             journal=FileJournal(settings.paths.journal),
-            exact_join_s=site.exact_join_s,
             waits=Waits(settings.paths.waiting("trainer")),
         )
 
@@ -138,6 +117,9 @@ class OuterLoop:
 
     def join(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Create the run or join it; afterwards the parameters stand on the newest masters, own movement kept.
+
+        Where the masters take long to come, a site that holds weights of the run is a learner afterwards: its
+        parameters are as they were, and come to stand on the masters in an `after_inner_step`.
 
         named_parameters   the model's, after a checkpoint was loaded if there was one; frozen ones don't take part
 
@@ -150,79 +132,84 @@ class OuterLoop:
         """As `join`, with parameters that may lie elsewhere than in this process."""
         self._params = params
         store, runtime = self._store, self._runtime
-        if self._restored is not None:
-            check_same_run(store, self._restored.get("run", ""))
+        if self._saved.run is not None:
+            check_same_run(store, self._saved.run)
         run = create_or_join(store, self._terms, self._run_name, self._site, self._params, runtime, self._founding)
         self._run, self._terms, self._fragments = run, run.terms, run.fragments
-        self._check_restored()
-        entered = enter(
-            store,
-            run,
-            self._identity,
-            runtime=runtime,
-            journal=self._journal,
-            inner_step=self._restored_step(),
-            own=self._own_values,
-            patience_s=self._exact_join_s,
-        )
-        self._courier, self._tape = entered.courier, entered.tape
-        self._courier.returning = self._restored is not None
-        self._stand(entered.roster)
+        self._saved.check(len(run.fragments))
+        self._step, self._learned = self._saved.step, self._saved.learned
+        self._entered = enter(store, run, self._identity, runtime)
+        held = self._held()
+        self._stands = self._saved.stands() or [FragmentStand(version, values) for version, values in held.values]
+        present = Present(store, self._entered, runtime=runtime, held=held, journal=self._journal)
+        trained = self._learned.tokens
+        learner = Learner(self._entered, present, runtime=runtime, progress=self._progress, trained=trained)
+        self._learner = learner
+        try:
+            if learner.is_read_soon():
+                self._take_part()
+            elif not self._learned.starts:
+                self._learned = Learned([*map(self._params.read, run.fragments)])
+        except BaseException:
+            learner.stop()
+            raise
+
+    def _take_part(self) -> None:
+        """The masters are whole: stand on them, and take turns from now on."""
+        assert self._learner is not None
+        entered, learner = self._entered, self._learner
+        self._courier = learner.take()
+        self._courier.returning = bool(self._saved.fragments)
+        self._stand(entered, learner.trained)
+        self._turn_at = self._runtime.now()
         self._driver = Driver(
             self._courier,
             entered.pulse,
-            self._tape,
-            runtime=runtime,
-            beat_every_s=run.terms.liveness_s / BEATS_PER_LIVENESS,
-            progress=lambda: (self._step, self._stands[0].ledger.trained),
+            entered.tape,
+            runtime=self._runtime,
+            beat_every_s=self._terms.liveness_s / BEATS_PER_LIVENESS,
+            progress=self._progress,
             waits=self.waits,
         )
-        self._tape.write("join", versions=self._courier.versions(), step=self._step)
+        self._learner = None
+        entered.tape.write("join", versions=self._courier.versions(), step=self._step)
         self._driver.start("done" if self._finished else "live")
 
-    def _restored_step(self) -> int:
-        return 0 if self._restored is None else int(self._restored["step"])
+    def _progress(self) -> tuple[int, int]:
+        return self._step, self._stands[0].ledger.trained
 
-    def _check_restored(self) -> None:
-        saved = None if self._restored is None else self._restored["fragments"]
-        if saved is not None and len(saved) != len(self._fragments):
-            raise CorruptObject(f"the checkpoint holds {len(saved)} fragments, the run has {len(self._fragments)}")
+    def _held(self) -> Held:
+        """What may be masters already: the checkpoint's bases, or without one the weights as training starts."""
+        if saved := self._saved.stands():
+            return Held([(stand.version, stand.base) for stand in saved], of_run=True)
+        starts = self._learned.starts or map(self._params.read, self._fragments)
+        return Held([(0, values) for values in starts])
 
-    def _own_values(self, fragment: Fragment) -> tuple[int, Tensor]:
-        """What may be a master already: the checkpoint's bases, or without one the weights as training starts."""
-        if self._restored is None:
-            return 0, self._params.read(fragment)
-        saved = self._restored["fragments"][fragment.index]
-        return int(saved["version"]), saved["base"]
+    def _stand(self, entered: Entered, tokens: Sequence[int]) -> None:
+        """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back.
 
-    def _stand(self, roster: Roster) -> None:
-        """Put every fragment on the newest master: plainly when this site is new, by rule 12 when it comes back."""
-        saved = self._restored["fragments"] if self._restored is not None else [None] * len(self._fragments)
-        if self._courier.is_coarse() and any(
-            state is not None and self._courier.replica(index).version < int(state["version"])
-            for index, state in enumerate(saved)
-        ):
-            self._courier.refine()  # it doubts a commit behind which its checkpoint stands: only who is whole can tell
-            self._courier.catch_up()
+        tokens   of each inner step that it has made as a learner; that movement is carried
+        """
         returning = Returning(
             self._store,
             runtime=self._runtime,
-            roster=roster,
+            roster=entered.roster,
             terms=self._terms,
             params=self._params,
             journal=self._journal,
             site=self._site,
         )
+        saved = self._saved.stands() or [None] * len(self._fragments)
         for index, state in enumerate(saved):
-            stand, errand = returning.stand(
-                self._courier.replica(index), None if state is None else FragmentStand.from_dict(state)
-            )
-            self._stands.append(stand)
+            start = self._learned.starts[index] if tokens else None
+            stand, errand = returning.stand(self._courier.replica(index), state, start)
+            for count in tokens:
+                stand.ledger.train(count)
+            self._stands[index] = stand
             if errand is not None:
                 self._courier.reinstate(errand)
-        self._step = self._restored_step()
+        self._learned = Learned()
         if self._courier.is_over():
-            self._courier.refine()
             self._conclude()
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -236,33 +223,48 @@ class OuterLoop:
         """
         del samples  # weights are by tokens; the signature is the seam's
         started, finish_s = self._runtime.now(), self._finish_s
-        self._driver.check()
         self._step += 1
         self._adopted = []
         for stand in self._stands:
             stand.ledger.train(tokens)
-        self._wait_if_due()
-        if (self._is_due(self._step) or self._falls_in()) and not self._interrupted:
-            self._take_turn()
-        elif self._is_due(self._step + 1):
-            self._courier.look_ahead()  # beside training, so that the next step finds the log read
-            self._driver.wake()
+        if self._learner is None:
+            self._driver.check()
+            self._take_turn_if_due()
+        else:
+            self._learn(self._learner, tokens)
         stall_s = self._runtime.now() - started - (self._finish_s - finish_s)
         self._stall_s += stall_s
-        traffic = self._store.traffic()
+        return self._report(stall_s)
+
+    def _learn(self, learner: Learner, tokens: int) -> None:
+        """One inner step while the masters still come; after H of them it waits. Once they are whole, stand on them."""
+        if learner.train(tokens) >= self._terms.inner_steps:
+            self.waits.say("round", "the run's weights, which are still coming")
+            learner.wait(lambda: not self._interrupted)
+            self.waits.say("round", None)
+        if learner.is_whole():
+            self._take_part()
+            self._adopted = [fragment.index for fragment in self._fragments]
+
+    def _take_turn_if_due(self) -> None:
+        self._wait_if_due()
+        if (is_due(self._step, self._terms) or self._falls_in()) and not self._interrupted:
+            self._take_turn()
+        elif is_due(self._step + 1, self._terms):
+            self._courier.look_ahead()  # beside training, so that the next step finds the log read
+            self._driver.wake()
+
+    def _report(self, stall_s: float) -> OuterReport:
+        traffic, is_learner = self._store.traffic(), self._learner is not None
         return OuterReport(
             self._finished,
             stall_s,
-            round=sum(self._courier.versions()),
-            upload_s=self._courier.uploads.seconds,
+            round=0 if is_learner else sum(self._courier.versions()),
+            upload_s=0.0 if is_learner else self._courier.uploads.seconds,
             bytes_up=traffic.bytes_up,
             bytes_down=traffic.bytes_down,
             adopted=tuple(self._adopted),
         )
-
-    def _is_due(self, step: int) -> bool:
-        since = max(self._turn_at, self._courier.closed_at)
-        return is_due(step, self._runtime.now() - since, self._terms)
 
     def _falls_in(self) -> bool:
         """Whether a site that has come back takes its first turn now, since the others are taking theirs (rule 12)."""
@@ -283,7 +285,6 @@ class OuterLoop:
         The courier has just read the log; a commit that came a moment ago is adopted with the next turn, and the
         offer's record, which the courier makes, stands on the newest master all the same.
         """
-        self._turn_at = self._runtime.now()
         self._courier.returning = False
         for fragment in self._fragments:
             self._adopt(fragment.index)
@@ -337,23 +338,20 @@ class OuterLoop:
         self._adopted.append(index)
 
     def _leave_out_merged(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled) -> Change:
-        """How values change when a commit took this site's capture: exactly, or blended when the run says so."""
+        """How values change when a commit took this site's capture: exactly."""
         assert stand.captured is not None
         captured, stand.captured = stand.captured, None
         stand.residual = settled.residual
         tokens, traffic = stand.ledger.settle_taken(), self._store.traffic()
-        self._tape.write(
+        self._entered.tape.write(
             "merged",
             fragment=master.fragment,
             version=master.version - 1,
             tokens=tokens,
             carried=stand.ledger.carried,
-            approximate=self._terms.merge_alpha > 0,
             bytes_up=traffic.bytes_up,
             bytes_down=traffic.bytes_down,
         )
-        if self._terms.merge_alpha > 0:
-            return blending(new_base, self._terms.merge_alpha)
         return settling(captured, new_base)
 
     def _carry(self, stand: FragmentStand, new_base: Tensor, master: Master, settled: Settled | None) -> Change | None:
@@ -367,7 +365,9 @@ class OuterLoop:
                 self._drop(stand, master, "stale")
                 return None
             if carried := stand.ledger.carried:
-                self._tape.write("carried", fragment=master.fragment, version=master.version - 1, tokens=carried)
+                self._entered.tape.write(
+                    "carried", fragment=master.fragment, version=master.version - 1, tokens=carried
+                )
         elif stand.captured is not None:
             stand.captured = carry(stand.captured, stand.base, new_base)
         return carrying(stand.base, new_base)
@@ -376,7 +376,9 @@ class OuterLoop:
         tokens = stand.ledger.drop()
         if tokens:
             logger.warning("work_dropped fragment=%d tokens=%d why=%s", master.fragment, tokens, why)
-            self._tape.write("dropped", fragment=master.fragment, version=master.version, tokens=tokens, why=why)
+            self._entered.tape.write(
+                "dropped", fragment=master.fragment, version=master.version, tokens=tokens, why=why
+            )
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -396,7 +398,7 @@ class OuterLoop:
         for index, version in enumerate(self._courier.versions()):
             if version < final:
                 self._offer(index)
-        if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}, whole=True):
+        if not self._wait_past({fragment.index: final - 1 for fragment in self._fragments}):
             return False
         for fragment in self._fragments:
             self._adopt(fragment.index)
@@ -411,16 +413,12 @@ class OuterLoop:
             stand.base, stand.version = self._params.write(fragment, master.weights), master.version
         self._finished = True
 
-    def _wait_past(self, versions: dict[int, int], *, whole: bool = False) -> bool:
-        """Block until each fragment's open round is beyond the one given; False when interrupted first.
-
-        whole   wait until no master is coarse, too
-        """
+    def _wait_past(self, versions: dict[int, int]) -> bool:
+        """Block until each fragment's open round is beyond the one given; False when interrupted first."""
 
         def arrived() -> bool:
             now = self._courier.versions()
-            passed = all(now[index] > version for index, version in versions.items())
-            return passed and not (whole and self._courier.is_coarse())
+            return all(now[index] > version for index, version in versions.items())
 
         if arrived():
             return True
@@ -452,11 +450,14 @@ class OuterLoop:
     def close(self) -> None:
         """Leave: tell the others, stop the threads, close the store. What was not offered stays in the checkpoint."""
         try:
-            if not self._finished:
+            if self._learner is not None:
+                self._learner.leave()
+            elif not self._finished:
                 self._driver.announce("leaving")
         finally:  # a superseded site may not announce anything, and its threads stop all the same
-            self._driver.close()
-            self._courier.finish()
+            if self._learner is None:
+                self._driver.close()
+                self._courier.finish()
             self._runtime.close()
             self._store.close()
 
@@ -464,35 +465,28 @@ class OuterLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold beside the parameters: the run's manifest, by its sha256, and per fragment its
-        base, what is out, the token counts."""
-        return {
-            "run": self._run.sha256,
-            "step": self._step,
-            "fragments": [stand.to_dict() for stand in self._stands],
-        }
+        base, what is out, the token counts. A learner's holds where it stood before, and what it has done since."""
+        stands = self._saved.fragments if self._learner else [stand.to_dict() for stand in self._stands]
+        learned = replace(self._learned, tokens=[*self._learner.trained]) if self._learner else Learned()
+        return Saved(self._run.sha256, self._step, stands, learned).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; call before `join`, on parameters of the same checkpoint."""
-        self._restored = state
+        self._saved = Saved.from_dict(state)
 
     def summary(self) -> dict[str, Any]:
         """The site's part in the run, for result.json: rounds, masters (version and sha256), bytes, fates of tokens."""
-        masters = [self._courier.master(fragment.index) for fragment in self._fragments]
-        traffic = self._store.traffic()
+        is_learner, traffic = self._learner is not None, self._store.traffic()
+        masters = [] if is_learner else [self._courier.master(fragment.index) for fragment in self._fragments]
         return {
             "outer_rounds": sum(master.version for master in masters),
             "masters": [
-                {
-                    "fragment": master.fragment,
-                    "version": master.version,
-                    "sha256": None if master.coarse else master.sha256,
-                }
-                for master in masters
+                {"fragment": master.fragment, "version": master.version, "sha256": master.sha256} for master in masters
             ],
             "bytes_up": traffic.bytes_up,
             "bytes_down": traffic.bytes_down,
             "stall_s": self._stall_s,
             "finish_s": self._finish_s,
-            "upload_s": self._courier.uploads.seconds,
+            "upload_s": 0.0 if is_learner else self._courier.uploads.seconds,
             "tokens": [stand.ledger.to_dict() for stand in self._stands],
         }

@@ -5,24 +5,16 @@ round that starts from it, or a close record for the last one (rule 1).
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, ProtocolError
-from composer_prime.outer.halves import AtOnce, lower_half, upper_half
+from composer_prime.errors import CorruptObject, KeyMissing
 from composer_prime.outer.master_header import HEADER_BYTES, most_nbytes, read_header
-from composer_prime.outer.masters import (
-    head_nbytes,
-    master_sha256,
-    pack_master,
-    plane_ends,
-    refuse_nonfinite,
-    unpack_master,
-)
+from composer_prime.outer.masters import master_sha256, pack_master, unpack_master
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
@@ -41,7 +33,6 @@ class Master:
 
     weights, momentum   fp32, 1-D, same length, on the CPU; None in a run whose outer momentum is 0
     known_sha           its hash where it is known already
-    coarse              whether it follows from the upper half of a master only, so that nobody has just these values
     """
 
     fragment: int
@@ -49,35 +40,15 @@ class Master:
     weights: Tensor
     momentum: Tensor | None
     known_sha: str | None = None
-    coarse: bool = False
 
     @cached_property
     def sha256(self) -> str:
-        """Of weights and momentum, as `outer.masters.master_sha256` defines it; computed when it is first asked for.
-
-        Raises ProtocolError for a coarse master, which has none.
-        """
-        if self.coarse:
-            raise ProtocolError(f"master({self.fragment}, {self.version}) is coarse: it has no hash until it is whole")
+        """Of weights and momentum, as `outer.masters.master_sha256` defines it; computed when it is first asked for."""
         return self.known_sha or master_sha256(self.weights, self.momentum)
 
     def unchanged(self) -> "Master":
         """The next version after a void round: the same values."""
-        return replace(self, version=self.version + 1, known_sha=None if self.coarse else self.sha256)
-
-
-@dataclass(frozen=True)
-class Upper:
-    """A master of which only the upper half has come (`outer.halves`).
-
-    master   coarse
-    sha256   of the whole one, which the log vouches for
-    ends     where its planes end in the stored one
-    """
-
-    master: Master
-    sha256: str
-    ends: tuple[int, ...]
+        return replace(self, version=self.version + 1, known_sha=self.sha256)
 
 
 def store_master(store: Store, master: Master) -> str:
@@ -117,18 +88,14 @@ def vouched_sha(store: Store, run: Run, roster: Roster, fragment: int, version: 
     """The hash of master(fragment, version) that something create-once names; None when nothing does yet."""
     if version == 0:
         return run.manifest.masters[fragment]
-    if version > run.terms.final_version:
+    final = run.terms.final_version
+    if version < final:
+        stands = _commit_at(store, fragment, version)
+        return None if stands is None else _vouched_by_log(store, roster, stands, final)
+    close = find_close(store, roster, final) if version == final else None
+    if close is None or len(close.masters) != len(run.fragments):
         return None
-    stands = _commit_at(store, fragment, version)
-    if stands is not None and (sha := _vouched_by_log(store, roster, stands, run.terms.final_version)) is not None:
-        return sha
-    for number in reversed([number for number, end in enumerate(run.ends) if end == version]):
-        close = find_close(store, roster, number, version)
-        if close is None or len(close.masters) != len(run.fragments):
-            continue
-        if roster.fault(close, close.closed_by) is None:  # of a site that is admitted now, too
-            return close.masters[fragment]
-    return None
+    return close.masters[fragment] if roster.fault(close, close.closed_by) is None else None  # one admitted now
 
 
 class _Stands(NamedTuple):
@@ -156,7 +123,7 @@ def _vouched_by_log(store: Store, roster: Roster, first: _Stands, final_version:
     if roster.author_fault(first.commit) is not None:
         return None
     for at in range(version + 1, final_version + 1):
-        following = _commit_at(store, fragment, at)
+        following = _commit_at(store, fragment, at) if at < final_version else None
         if following is not None and roster.author_fault(following.commit) is not None:
             following = None
         if following is not None and version in following.commit.voids:
@@ -190,10 +157,8 @@ def newest_master(
     *,
     at_most: int | None = None,
     above: int = -1,
-    but_for: Collection[int] = (),
 ) -> Master | None:
-    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`, and
-    none of the versions `but_for`.
+    """The newest stored master of a fragment that is whole and vouched for, from version `above` + 1 to `at_most`.
 
     One that is corrupt, or that can't be read though it is listed, is passed over with a warning, since an older one
     and the log make the same master. None: no such. Raises KeyMissing when none is left but such as are missing: those
@@ -203,8 +168,6 @@ def newest_master(
     for version, sha in vouched_snapshots(store, run, roster, fragment, at_most):
         if version <= above:
             break
-        if version in but_for:
-            continue
         try:
             return load_master(store, run, fragment, version, sha)
         except (KeyMissing, CorruptObject) as error:
@@ -213,38 +176,6 @@ def newest_master(
     if missing is not None:
         raise missing
     return None
-
-
-def read_ends(store: Store, run: Run, fragment: int, version: int, sha256: str) -> tuple[int, ...]:
-    """Where the planes of a snapshot end, as its head says. Raises KeyMissing, CorruptObject."""
-    numel, momentum = run.fragments[fragment].numel, run.terms.has_momentum
-    head = store.get_range(keys.master(fragment, version, sha256), 0, head_nbytes(numel, momentum=momentum))
-    return tuple(plane_ends(head, numel, momentum=momentum))
-
-
-def load_upper(
-    store: Store, run: Run, fragment: int, version: int, sha256: str, ends: tuple[int, ...], at_once: AtOnce
-) -> Upper:
-    """The upper half of the snapshot of that hash; only the lower one proves it. Raises KeyMissing, CorruptObject."""
-    numel, momentum = run.fragments[fragment].numel, run.terms.has_momentum
-    fetch = partial(store.get_range, keys.master(fragment, version, sha256))
-    vectors = upper_half(fetch, ends, numel, momentum=momentum, at_once=at_once)
-    refuse_nonfinite(vectors)
-    return Upper(Master(fragment, version, vectors[0], vectors[1] if momentum else None, coarse=True), sha256, ends)
-
-
-def load_lower(store: Store, upper: Upper, goes_on: Callable[[], bool]) -> Master | None:
-    """The whole master; None once `goes_on` says no. Raises KeyMissing, CorruptObject when it has another hash."""
-    coarse = upper.master
-    key = keys.master(coarse.fragment, coarse.version, upper.sha256)
-    halves = [coarse.weights] if coarse.momentum is None else [coarse.weights, coarse.momentum]
-    vectors = lower_half(partial(store.get_range, key), upper.ends, halves, goes_on=goes_on)
-    if vectors is None:
-        return None
-    master = Master(coarse.fragment, coarse.version, vectors[0], None if coarse.momentum is None else vectors[1])
-    if master.sha256 != upper.sha256:
-        raise CorruptObject(f"{key} in {store.uri} has sha256 {master.sha256}, the log says {upper.sha256}")
-    return master
 
 
 def is_whole(store: Store, run: Run, fragment: int, version: int, sha256: str) -> bool:

@@ -25,18 +25,16 @@ from composer_prime.sync.records import Manifest, ParameterShape
 from composer_prime.sync.run import Run, load_run
 from composer_prime.sync.runtime import Runtime
 from composer_prime.sync.snapshots import Master, store_master
-from composer_prime.sync.terms import Terms
+from composer_prime.sync.terms import ASKED, Terms
 
 logger = logging.getLogger(__name__)
-
-WAIT_FOR_CREATOR_S = 60.0
-"""How long a site waits for the fixed committer, which alone may create the run."""
 
 
 @dataclass(frozen=True)
 class Founding:
     """What a site brings along in case it is the one that creates the run.
 
+    parent  sha256 of the manifest of the run that this one goes on from
     check   called with the store before anything is created; raises StoreUnusable when the store won't do
     draw    gives the run's nonce, 32 hex digits
     """
@@ -45,6 +43,7 @@ class Founding:
     keys: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Store], None] = lambda store: None
     draw: Callable[[], str] = lambda: os.urandom(16).hex()
+    parent: str | None = None
 
 
 def create_or_join(
@@ -69,9 +68,6 @@ def _create(
     store: Store, terms: Terms, run: str, site: str, params: Parameters, runtime: Runtime, founding: Founding
 ) -> None:
     """Upload every master(f, 0), then race for the manifest."""
-    if terms.committer not in (None, site):
-        _wait_for_creator(store, terms, runtime)
-        return
     won = found_run(store, terms, run, site, params, runtime, founding)
     logger.info("run_created run=%s by_this_site=%s store=%s", run, won, store.uri)
 
@@ -108,6 +104,7 @@ def found_run(
         keys=dict(founding.keys),
         created_by=created_by,
         nonce=founding.draw(),
+        parent=founding.parent,
     )
     return store.create(keys.manifest(), manifest.to_bytes())
 
@@ -115,19 +112,6 @@ def found_run(
 def _first_master(params: Parameters, fragment: Fragment, terms: Terms) -> Master:
     weights = params.read(fragment)
     return Master(fragment.index, 0, weights, torch.zeros_like(weights) if terms.has_momentum else None)
-
-
-def _wait_for_creator(store: Store, terms: Terms, runtime: Runtime) -> None:
-    """Where a store lets two writers win, only one site may create the run; the others wait for it."""
-    waiting, until = runtime.condition(), runtime.now() + WAIT_FOR_CREATOR_S
-    while keys.manifest() not in store.list(keys.manifest()):
-        if runtime.now() > until:
-            raise ConfigError(
-                f"{store.uri} holds no run yet, and only its committer, site {terms.committer}, may create it "
-                f"(waited {WAIT_FOR_CREATOR_S:.0f} s): start that site first"
-            )
-        with waiting:
-            waiting.wait(timeout=1.0)
 
 
 def check_same_run(store: Store, run_sha: str) -> None:
@@ -159,8 +143,8 @@ def check_fit(found: Run, terms: Terms, named_shapes: Sequence[tuple[str, tuple[
     manifest = found.manifest
     differences = [
         f"outer.{name}: run {theirs!r}, recipe {getattr(terms, name)!r}"
-        for name, theirs in manifest.terms.model_dump().items()
-        if theirs != getattr(terms, name) and not (name == "rounds" and terms.rounds == found.terms.rounds)
+        for name, theirs in manifest.terms.model_dump(include=ASKED).items()
+        if theirs != getattr(terms, name)
     ]
     differences += _shape_differences({p.name: p.shape for p in manifest.parameters}, dict(named_shapes))
     if differences:

@@ -15,7 +15,7 @@ from composer_prime.errors import ProtocolError
 from composer_prime.outer.shares import GuestLimits, Weighed, clip_factors, shares
 from composer_prime.outer.slices import DIGEST_BYTES, root_sha256
 from composer_prime.store import keys
-from composer_prime.sync.protocol import Authority, num_parts
+from composer_prime.sync.protocol import guest_fault, num_parts
 from composer_prime.sync.records import Commit, Offer, Part, Refused, Taken
 from composer_prime.sync.terms import Terms
 
@@ -67,20 +67,20 @@ def offer_fault(
     site: str,
     facts: FragmentFacts,
     version: int,
-    base_sha: str | None,
+    base_sha: str,
     taken: TakenBefore,
     terms: Terms,
 ) -> str | None:
     """Why this offer can't be part of the round, from its record alone; None when it can.
 
     site, version   what the offer's key says
-    base_sha        the hash of the master on which the round stands; None when it isn't known here
+    base_sha        the hash of the master on which the round stands
     taken           what earlier commits took: a payload is taken at most once
     """
     if not offer.is_at(site, facts.index, version):
         return f"record says {offer.site} {offer.fragment}/{offer.version}, its key {site} {facts.index}/{version}"
-    if None not in (offer.base_sha, base_sha) and offer.base_sha != base_sha:
-        return f"stands on master {str(offer.base_sha)[:16]}, the round on {str(base_sha)[:16]}"
+    if offer.base_sha != base_sha:
+        return f"stands on master {offer.base_sha[:16]}, the round on {base_sha[:16]}"
     if offer.payload is None:
         return None
     if offer.codec != terms.codec:
@@ -228,12 +228,12 @@ def commit_fault(
     taken: TakenBefore,
     voids: tuple[int, ...],
     terms: Terms,
-    authority: Authority,
+    guests: Collection[str],
 ) -> str | None:
     """Why this commit doesn't follow from the log and its offers; None when it does. A faulty commit is a void round.
 
-    voids       which of the last `max_stale_rounds` commits were void
-    authority   who may commit, under the admission record that the commit honours
+    voids    which of the last `max_stale_rounds` commits were void
+    guests   who is one, under the admission record that the commit honours
 
     Signatures, and whether the base hash is ours, are judged by the caller.
     """
@@ -243,15 +243,14 @@ def commit_fault(
         return f"names {commit.previous[:16]} as the commit before, that one is {previous[:16]}"
     if commit.voids != voids:
         return f"says that commits {commit.voids} were void, those were {voids}"
-    if (fault := authority.fault(commit.committer, "made")) is not None:
+    if (fault := guest_fault(commit.committer, guests, "made")) is not None:
         return fault
     sites = [entry.site for entry in commit.taken]
     if sites != sorted(set(sites)):
         return "its offers are not sorted by site, or a site stands twice"
-    guests = authority.guests
-    num_vouching = sum(entry.offer.base_sha is not None and entry.site not in guests for entry in commit.taken)
-    if commit.taken and num_vouching < terms.quorum:
-        return f"takes {num_vouching} offers of members that vouch for a master, the quorum is {terms.quorum}"
+    num_members = sum(site not in guests for site in sites)
+    if sites and num_members < terms.quorum:
+        return f"takes {num_members} offers of members, the quorum is {terms.quorum}"
     for entry in commit.taken:
         if entry.offer.payload is None:
             return f"takes an offer of {entry.site} that has nothing to merge"
@@ -280,7 +279,7 @@ def commit_fault(
 
 
 def part_fault(
-    part: Part, *, commit: Commit, commit_sha: str, index: int, bounds: tuple[int, int], authority: Authority
+    part: Part, *, commit: Commit, commit_sha: str, index: int, bounds: tuple[int, int], guests: Collection[str]
 ) -> str | None:
     """Why this record can't be part `index` of the round; None when it can. A faulty part counts as a part of zeros.
 
@@ -290,7 +289,7 @@ def part_fault(
         return f"record says {part.fragment}/{part.version}/{part.part}, its key another place"
     if part.commit_sha != commit_sha:
         return f"stands on commit {part.commit_sha[:16]}, the round on {commit_sha[:16]}"
-    if (fault := authority.fault(part.reducer, "merged")) is not None:
+    if (fault := guest_fault(part.reducer, guests, "merged")) is not None:
         return fault
     sites = [entry.site for entry in commit.taken]
     excluded = [entry.site for entry in part.excluded]

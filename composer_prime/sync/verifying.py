@@ -1,4 +1,4 @@
-"""Rule 17: rebuilds every master from the oldest kept snapshot and the log, bit for bit, and names what differs.
+"""Rule 17: rebuilds every master from the oldest kept snapshot and the log, and names the first object that differs.
 
 The replay is the sites' own `Replica`, so what is verified is what they compute. Beside it, everything that a site
 takes on trust is compared: snapshots, close records, and the parts that reducers merged. Nothing is written.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound, ProtocolError
+from composer_prime.errors import CorruptObject, KeyMissing, PayloadUnsound
 from composer_prime.outer.fragments import model_fingerprint
 from composer_prime.store import keys
 from composer_prime.store.base import Store
@@ -58,12 +58,6 @@ class FragmentReport:
         )
 
 
-def _fault(fragment: int, version: int, key: str, what: str, who: str | None = None) -> CorruptObject:
-    """The error that names one differing object; `who` wrote it, as far as it says so itself."""
-    by = f" of {who}" if who else ""
-    return CorruptObject(f"fragment {fragment} version {version}: {key}{by} {what}")
-
-
 class Verifier:
     """One run under examination. `check` goes through one fragment; no more than one is held in memory."""
 
@@ -72,19 +66,19 @@ class Verifier:
         isn't the run's, or when its manifest or a close record is unsound.
         """
         find_manifest(store)
-        self._store = _Unwritten(store)
+        self._store = store
         self.run = load_run(self._store)
         check_arithmetic(self.run.manifest)
         self._check_fingerprint()
         self._runtime = ThreadRuntime()
         self._roster = Roster(self._store, self.run.manifest, self.run.sha256)
         self._roster.refresh()
-        self._closes = self._read_closes()
+        self._close = self._read_close()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run has ended, as far as it was prolonged."""
-        return self.run.closing in self._closes
+        """Whether the run has ended."""
+        return self._close is not None
 
     def close(self) -> None:
         """Let go of threads. The store stays open."""
@@ -95,7 +89,7 @@ class Verifier:
 
         progress   called with each version reached
 
-        Raises CorruptObject with the first fault: fragment, version, object, and who wrote it.
+        Raises CorruptObject with the first object that differs.
         """
         listed = self._store.list(keys.rounds_prefix(fragment))
         snapshots = self._read_snapshots(fragment)
@@ -108,8 +102,7 @@ class Verifier:
             try:
                 rounds = replica.advance()
             except KeyMissing as error:
-                key = keys.commit(fragment, replica.version)
-                raise _fault(fragment, replica.version, key, f"can't be merged: {error}") from error
+                raise CorruptObject(f"{keys.commit(fragment, replica.version)} can't be merged: {error}") from error
             if not rounds:
                 break
             if replica.num_skipped > num_skipped:
@@ -131,30 +124,20 @@ class Verifier:
         made = model_fingerprint([(parameter.name, parameter.shape) for parameter in manifest.parameters])
         if made != manifest.fingerprint:
             raise CorruptObject(
-                f"{keys.manifest()} of {manifest.created_by} states the fingerprint {manifest.fingerprint[:16]}, "
-                f"its parameters make {made[:16]}"
+                f"{keys.manifest()} states the fingerprint {manifest.fingerprint[:16]}, its parameters make {made[:16]}"
             )
 
-    def _read_closes(self) -> dict[int, Close]:
-        """The close records by number. Raises CorruptObject on one that is unsound, or gone though the run went on."""
-        found: dict[int, Close] = {}
-        for number in range(self.run.closing + 1):
-            key = keys.close(number)
-            try:
-                close = read_record(self._store, Close, key)
-            except KeyMissing:
-                if number < self.run.closing:
-                    raise CorruptObject(f"{key} is gone, though {keys.reopening(number + 1)} stands") from None
-                continue
-            end = self.run.ends[number]
-            if number < self.run.closing:  # what it says of another version, the replay there judges
-                end = max(close.versions, default=end)
-            if (fault := close_fault(self._roster, close, number, end)) is not None:
-                raise CorruptObject(f"{key} of {close.closed_by} {fault}")
-            if len(close.versions) != len(self.run.fragments):
-                raise CorruptObject(f"{key} of {close.closed_by} isn't a record of {len(self.run.fragments)} fragments")
-            found[number] = close
-        return found
+    def _read_close(self) -> Close | None:
+        """The close record. Raises CorruptObject when it is unsound."""
+        try:
+            close = read_record(self._store, Close, keys.close())
+        except KeyMissing:
+            return None
+        if (fault := close_fault(self._roster, close, self.run.terms.final_version)) is not None:
+            raise CorruptObject(f"{keys.close()} {fault}")
+        if len(close.versions) != len(self.run.fragments):
+            raise CorruptObject(f"{keys.close()} isn't a record of {len(self.run.fragments)} fragments")
+        return close
 
     # --- one fragment -----------------------------------------------------------------------------------------------
 
@@ -164,8 +147,8 @@ class Verifier:
                 self._store, self.run, fragment, runtime=self._runtime, roster=self._roster, start=start, stored=stored
             )
         except KeyMissing:
-            before = keys.commit(fragment, start.version - 1)
-            raise _fault(fragment, start.version - 1, before, "is gone, though a snapshot made by it stands") from None
+            gone = keys.commit(fragment, start.version - 1)
+            raise CorruptObject(f"{gone} is gone, though a snapshot made by it stands") from None
 
     def _read_snapshots(self, fragment: int) -> dict[int, dict[str, str]]:
         """sha256 of the master by key, by version, of every stored snapshot; CorruptObject where it isn't the key's."""
@@ -177,9 +160,9 @@ class Verifier:
             try:
                 sha = read_master(self._store, self.run, key).sha256
             except CorruptObject as error:
-                raise _fault(fragment, version, key, f"holds no master ({error}): it was changed or cut") from error
+                raise CorruptObject(f"{key} holds no master ({error}): it was changed or cut") from error
             if not sha.startswith(named):
-                raise _fault(fragment, version, key, f"holds a master of sha256 {sha}: it was changed or cut")
+                raise CorruptObject(f"{key} holds a master of sha256 {sha}: it was changed or cut")
             found.setdefault(version, {})[key] = sha
         return found
 
@@ -191,7 +174,7 @@ class Verifier:
                 continue
             for key, stored in snapshots[version].items():
                 if stored != sha:
-                    raise _fault(fragment, version, key, f"is another master than the log names, {sha}")
+                    raise CorruptObject(f"{key} is another master than the log names, {sha}")
             return load_master(self._store, self.run, fragment, version, sha)
         raise CorruptObject(f"fragment {fragment}: {self._store.uri} holds no snapshot of it that the log vouches for")
 
@@ -201,17 +184,13 @@ class Verifier:
         stored = snapshots.get(master.version, {})
         for key, sha in stored.items():
             if sha != master.sha256:
-                raise _fault(fragment, master.version, key, f"is another master than the log makes, {master.sha256}")
-        for number, close in self._closes.items():
-            if close.versions[fragment] == master.version and close.masters[fragment] != master.sha256:
-                what = f"names the master {close.masters[fragment]}, the log makes {master.sha256}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
-            if close.versions[fragment] == master.version and close.voids[fragment] != replica.history.voids:
-                what = f"says that rounds {close.voids[fragment]} were void, those were {replica.history.voids}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
-            if close.versions[fragment] == master.version and close.floors[fragment] != replica.history.floor:
-                what = f"says that admission {close.floors[fragment]} was honoured, that was {replica.history.floor}"
-                raise _fault(fragment, master.version, keys.close(number), what, close.closed_by)
+                raise CorruptObject(f"{key} is another master than the log makes, {master.sha256}")
+        close = self._close
+        if close is not None and close.versions[fragment] == master.version:
+            if close.masters[fragment] != master.sha256:
+                raise CorruptObject(f"{keys.close()} names another master {fragment} than the log makes")
+            if close.voids[fragment] != replica.history.voids:
+                raise CorruptObject(f"{keys.close()} names other void rounds of fragment {fragment} than the log")
         return len(stored)
 
     def _check_void(
@@ -231,14 +210,10 @@ class Verifier:
             return
         key, commit = keys.commit(fragment, version), _parsed(data)
         if commit is not None and commit.previous != previous:
-            before = keys.commit(fragment, version - 1) if version else keys.manifest()
-            what = f"has sha256 {previous}, {key} was made on {commit.previous}: it was changed afterwards"
-            raise _fault(fragment, max(version - 1, 0), before, what)
-        if replica.void_parts_before and commit is not None and commit.base_sha != replica.master.sha256:
-            what = "isn't sound, though the sites merged what stood there: it was changed afterwards"
-            raise _fault(fragment, version - 1, replica.void_parts_before[0], what)
-        what = f"isn't sound, though the sites took it as such: {closed.fault}"
-        raise _fault(fragment, version, key, what, None if commit is None else commit.committer)
+            key = keys.commit(fragment, version - 1) if version else keys.manifest()
+        elif commit is not None and commit.base_sha != replica.master.sha256 and replica.void_parts_before:
+            key = replica.void_parts_before[0]
+        raise CorruptObject(f"{key} isn't what the sites took it for: {closed.fault}")
 
     def _was_void(self, replica: Replica, version: int, snapshots: Mapping[int, Mapping[str, str]]) -> bool:
         """Whether the sites counted a commit as void: so says the next one that they took as sound.
@@ -255,7 +230,8 @@ class Verifier:
             if after is None:
                 break
         named = [*snapshots.get(version + 1, {}).values()]
-        named += [c.masters[fragment] for c in self._closes.values() if c.versions[fragment] == version + 1]
+        if self._close is not None and self._close.versions[fragment] == version + 1:
+            named.append(self._close.masters[fragment])
         return all(sha == replica.master.sha256 for sha in named)
 
     def _commit(self, fragment: int, version: int) -> Commit | None:
@@ -270,17 +246,15 @@ class Verifier:
         later = [key for key in listed if (place := keys.parse_collectable(key)) is not None and place[1] > version]
         later += [key for key in listed if key == keys.commit(fragment, version + 1)]
         later += [key for at, stored in snapshots.items() if at > version for key in stored]
-        later += [keys.close(n) for n, close in self._closes.items() if close.versions[fragment] > version]
+        later += [keys.close()] if self._close is not None and self._close.versions[fragment] > version else []
         if not later:
             return
-        stands = f"though {later[0]} stands"
         if version >= self.run.terms.final_version:
-            what = f"says that the run ends at version {version}, {stands}: a record of its reopening is gone"
-            raise _fault(fragment, version, keys.manifest(), what)
-        if replica.closing is None:
-            raise _fault(fragment, version, keys.commit(fragment, version), f"is gone, {stands}")
-        missing, commit = replica.closing.missing_parts()[0], replica.closing.commit
-        raise _fault(fragment, version, keys.merged(fragment, version, missing), f"is gone, {stands}", commit.committer)
+            raise CorruptObject(f"{later[0]} stands behind the run's end, version {version}")
+        gone = keys.commit(fragment, version)
+        if replica.closing is not None:
+            gone = keys.merged(fragment, version, replica.closing.missing_parts()[0])
+        raise CorruptObject(f"{gone} is gone, though {later[0]} stands")
 
 
 class _Checked(Replica):
@@ -319,26 +293,17 @@ class _Checked(Replica):
         """Versions of the snapshots ahead; up to the last but one, garbage collection may have been."""
         return [version for version in self._stored if version > self.version]
 
-    def _heal(self, commit: Commit) -> str | None:
-        """Nothing is healed: whether the log or the commit is wrong, what the sites made of it tells."""
-        return f"names the master {commit.base_sha}, the log makes {self.master.sha256}"
-
-    def _was_mistaken(self, fault: str, is_chained: bool) -> bool:
-        """Nor does an auditor ask who agrees with it."""
-        return False
-
     def _jump(self) -> list[Round]:
         """Stand on the next snapshot, where garbage collection may have taken what this round was made of (rule 13)."""
         version, after = self.version, self._later()
+        key = keys.commit(self.fragment, version)
         if self._terms.keep_log or len(after) < 2:
-            what = "takes offers or payloads that are gone, and no garbage collection may have deleted them"
-            raise _fault(self.fragment, version, keys.commit(self.fragment, version), what)
+            raise CorruptObject(f"{key} takes what is gone, and no garbage collection may have deleted it")
         places = (self._store, self._run, self._roster, self.fragment)
         found = (newest_master(*places, at_most=at_most, above=version) for at_most in after)
         master = next((master for master in found if master is not None), None)
         if master is None:
-            key = keys.commit(self.fragment, version)
-            raise _fault(self.fragment, version, key, "can't be replayed, and no later snapshot is sound")
+            raise CorruptObject(f"{key} can't be replayed, and no later snapshot is sound")
         self._stand_on(master)
         self._forget_round()
         self.num_skipped += master.version - version
@@ -363,7 +328,7 @@ class _CheckingMerger(Merger):
             payloads = self._runtime.map(lambda entry: self._payload_fault(entry.offer), commit.taken)
             if any(isinstance(fault, PayloadUnsound) for fault in payloads):
                 return  # a void round, for every site, whatever else is wrong with it
-        offers = self._runtime.map(lambda entry: self._offer_fault(entry.offer, commit), commit.taken)
+        offers = self._runtime.map(lambda entry: self._offer_fault(entry.offer), commit.taken)
         for fault in [*offers, *payloads]:
             if fault is not None:
                 raise fault
@@ -376,22 +341,16 @@ class _CheckingMerger(Merger):
                 self._check_merged_payload(part)
                 self._recompute(closing, part)
 
-    def _offer_fault(self, offer: Offer, commit: Commit) -> CorruptObject | None:
-        """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took. Its site is
-        named only where it signed what stands there."""
+    def _offer_fault(self, offer: Offer) -> CorruptObject | None:
+        """What is wrong when an offer's own record, where it is kept, isn't the one that the commit took."""
         key = keys.offer(offer.fragment, offer.version, offer.site)
         try:
             stands = Offer.from_bytes(read_bytes(self._store, key), key)
         except CorruptObject:
             stands = None
         except KeyMissing:
-            what = f"is gone, though the commit of {commit.committer} took it"
-            return _fault(offer.fragment, offer.version, key, what, offer.site) if self._terms.keep_log else None
-        if stands == offer:
-            return None
-        is_own = stands is not None and self._roster.fault(stands, offer.site, commit.admissions) is None
-        what = f"isn't the offer that the commit of {commit.committer} took"
-        return _fault(offer.fragment, offer.version, key, what, offer.site if is_own else None)
+            return CorruptObject(f"{key} is gone, though its commit took it") if self._terms.keep_log else None
+        return None if stands == offer else CorruptObject(f"{key} isn't the offer that its commit took")
 
     def _payload_fault(self, offer: Offer) -> CorruptObject | None:
         try:
@@ -401,8 +360,7 @@ class _CheckingMerger(Merger):
         except (KeyMissing, CorruptObject) as error:
             if isinstance(error, KeyMissing) and not self._terms.keep_log:
                 return None  # collected, maybe: the replica finds out
-            what = f"isn't what its offer states: {error}"
-            return _fault(offer.fragment, offer.version, str(offer.payload), what, offer.site)
+            return CorruptObject(f"{offer.payload} isn't what its offer states: {error}")
         return None
 
     def _find_part(self, closing: Closing, index: int) -> Part | None:
@@ -418,40 +376,29 @@ class _CheckingMerger(Merger):
             sha = sha256_hex(self._store.get_range(part.payload, 0, part.nbytes + 1))
         except KeyMissing:
             if self._terms.keep_log:
-                raise _fault(part.fragment, part.version, part.payload, "is gone", part.reducer) from None
+                raise CorruptObject(f"{part.payload} is gone, though its part's record stands") from None
             return
         if sha != part.sha256:
-            what = f"has bytes of sha256 {sha}: it was changed or cut"
-            raise _fault(part.fragment, part.version, part.payload, what, part.reducer)
+            raise CorruptObject(f"{part.payload} has bytes of sha256 {sha}: it was changed or cut")
 
     def _recompute(self, closing: Closing, part: Part) -> None:
         """Merge a part again from the payloads, where all are kept, and compare: a reducer may have lied."""
         commit, key = closing.commit, keys.merged(part.fragment, part.version, part.part)
         read = self._runtime.map(lambda entry: self._read_slices(entry.offer, part.part, commit), commit.taken)
         vectors: dict[str, Tensor] = {}
-        excluded = {refused.site: refused.why for refused in part.excluded}
+        excluded = {refused.site for refused in part.excluded}
         for entry, got in zip(commit.taken, read, strict=True):
             if not isinstance(got, str):
                 vectors[entry.site] = got
             elif not self._terms.keep_log and self._is_gone(entry.payload):
                 return
             elif entry.site not in excluded:
-                what = f"isn't what its offer states, though {part.reducer} merged it into part {part.part}: {got}"
-                raise _fault(part.fragment, part.version, entry.payload, what, entry.site)
-        sound = (
-            self._mean(commit, vectors, {entry.site for entry in commit.taken} - vectors.keys()) if vectors else None
-        )
-        if sound is None and part.payload is None:
-            self.num_recomputed += 1
-            return
-        wronged = next((site for site in vectors if site in excluded), None)
-        if wronged is not None:
-            what = f"leaves out the offer of {wronged} ({excluded[wronged]}), whose bytes are sound"
-            raise _fault(part.fragment, part.version, key, what, part.reducer)
-        made = None if sound is None else sha256_hex(sound)
-        if made != part.sha256:
-            what = f"isn't the mean of the offers taken: it has sha256 {part.sha256}, they make {made}"
-            raise _fault(part.fragment, part.version, key, what, part.reducer)
+                raise CorruptObject(f"{entry.payload} isn't what its offer states: {got}")
+        unread = {entry.site for entry in commit.taken} - vectors.keys()
+        mean = self._mean(commit, vectors, unread) if vectors else None
+        made = None if mean is None else sha256_hex(mean)
+        if made != part.sha256 or (made is not None and unread != excluded):
+            raise CorruptObject(f"{key} isn't the mean of the offers that its commit takes")
         self.num_recomputed += 1
 
     def _is_gone(self, payload: str) -> bool:
@@ -460,35 +407,6 @@ class _CheckingMerger(Merger):
         except KeyMissing:
             return True
         return False
-
-
-class _Unwritten:
-    """A store that is only read: what would be written is dropped."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.uri = store.uri
-
-    def create(self, key: str, data: bytes) -> bool:
-        raise ProtocolError(f"verifying {self.uri} must not create {key}")
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        """Merging a part anew puts its payload; here only its hash counts."""
-
-    def get(self, key: str) -> bytes:
-        return self._store.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._store.get_range(key, start, length)
-
-    def list(self, prefix: str) -> "list[str]":
-        return self._store.list(prefix)
-
-    def delete(self, key: str) -> None:
-        raise ProtocolError(f"verifying {self.uri} must not delete {key}")
-
-    def close(self) -> None:
-        self._store.close()
 
 
 def _parsed(data: bytes) -> Commit | None:

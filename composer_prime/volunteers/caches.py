@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from composer_prime.volunteers.environ import restored
+from composer_prime.volunteers.invitation import restored
 
 HUB_PLACES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 """Variables of huggingface_hub that say where weights go; the first that is set counts."""

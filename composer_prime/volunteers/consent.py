@@ -16,17 +16,50 @@ from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
 from composer_prime.errors import InvitationRefused
 from composer_prime.volunteers.invitation import Invitation
 from composer_prime.volunteers.shared_recipe import read_shared
-from composer_prime.volunteers.wishes import Wishes
 
 HARMLESS = ("chat", "null")
 """Harnesses without a shell: what the model says reaches the tools of the environment alone."""
 LOCAL_RUNTIME = "subprocess"
 DEFAULT_HARNESS, DEFAULT_RUNTIME = "bash", "prime"
 """verifiers' own, where a PRIME-RL recipe names none."""
+GIB = 2**30
 _VERIFIERS = re.compile(r"verifiers(?![A-Za-z0-9._-])", re.IGNORECASE)
 
 Ask = Callable[[str], str]
 """Puts a question to the volunteer; what they typed."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the volunteer asks for; None: no limit.
+
+    folder                 None: `VolunteerFolder.default`
+    key_file               of a key that the volunteer made
+    mbit_up, mbit_down     Mbit/s that the site may use
+    hours                  after which it leaves
+    niceness               from 0 to 19: how far it steps back for other programs
+    allow_envs, allow_harnesses, allow_teachers   packages and servers, by name, that an invitation may choose
+    allow_local            whether it may lead to a folder or an address of this machine or its network
+    use_my_aws             whether requests to the bucket are signed by what this machine's user has
+    """
+
+    folder: Path | None = None
+    key_file: Path | None = None
+    mbit_up: float | None = None
+    mbit_down: float | None = None
+    max_disk_gib: float | None = None
+    hours: float | None = None
+    niceness: int = 0
+    allow_envs: Sequence[str] = ()
+    allow_harnesses: Sequence[str] = ()
+    allow_teachers: Sequence[str] = ()
+    allow_local: bool = False
+    use_my_aws: bool = False
+
+    @property
+    def max_disk_bytes(self) -> int | None:
+        """What the site may put on the disk."""
+        return None if self.max_disk_gib is None else int(self.max_disk_gib * GIB)
 
 
 @dataclass(frozen=True)

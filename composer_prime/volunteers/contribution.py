@@ -11,39 +11,25 @@ from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
-from composer_prime.volunteers.entrance import check_origin, lent_key, own_key
+from composer_prime.volunteers.entrance import check_origin, check_place, lent_key, own_key
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.watch.records import SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
 from composer_prime.watch.tables import size
 
 
-@dataclass(frozen=True)
-class Contribution:
-    """One site's part.
+@dataclass(frozen=True, kw_only=True)
+class Contribution(SiteStatus):
+    """One site's part. A guest's tokens and hours are claims, which count up to what members did.
 
-    guest          whether tokens and hours are claims, which count up to what members did
-    share          of all tokens that the run has merged
-    bytes_up, bytes_down   that the site moved, up to its last merged offer
-    hours          it was there, by its beats
-    starts         processes of its name
+    share    of all tokens that the run has merged
+    hours    it was there, by its beats
+    starts   processes of its name
     """
 
     run: str
-    site: str
-    guest: bool
-    state: str
-    trained_tokens: int
-    merged_tokens: int
-    carried_tokens: int
-    dropped_tokens: int
     share: float
-    rounds_taken: int
-    rounds_missed: int
-    bytes_up: int
-    bytes_down: int
     hours: float
     starts: int
 
@@ -59,19 +45,9 @@ def contribution(store: Store, site: str) -> Contribution:
         raise BadInput(f"site {site} never came to run {status.run}; {came} did: {remedy}")
     merged = sum(each.merged_tokens for each in status.sites)
     return Contribution(
+        **vars(found),
         run=status.run,
-        site=site,
-        guest=found.guest,
-        state=found.state,
-        trained_tokens=found.trained_tokens,
-        merged_tokens=found.merged_tokens,
-        carried_tokens=found.carried_tokens,
-        dropped_tokens=found.dropped_tokens,
         share=found.merged_tokens / merged if merged else 0.0,
-        rounds_taken=found.rounds_taken,
-        rounds_missed=found.rounds_missed,
-        bytes_up=found.bytes_up,
-        bytes_down=found.bytes_down,
         hours=_hours(store, status.sites, found),
         starts=found.incarnations,
     )

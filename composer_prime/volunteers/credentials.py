@@ -13,8 +13,14 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.reading import read_bytes
-from composer_prime.volunteers.environ import restored
-from composer_prime.volunteers.invitation import IDENTITY, KEYED, Invitation, adopt_environment, check_environment
+from composer_prime.volunteers.invitation import (
+    IDENTITY,
+    KEYED,
+    Invitation,
+    adopt_environment,
+    check_environment,
+    restored,
+)
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
 """Not secret, and the same for everybody."""

@@ -1,37 +1,42 @@
-"""Whether this machine can take part: one line a check, with what was found, what is needed, and what to do about it.
+"""Whether this machine can take part: torch and its bits, memory, the link, beside what `plan` counts for the recipe.
 
-What was found is `machine`'s and `link`'s, what is needed `needs`'; here both are compared. A failed check says no; a
-warning says what will be slow or odd.
+One line a check, with what was found and what to do about it. A failed check says no; a warning says what will be slow.
 """
 
 import json
-import sys
+import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ConfigError, EnvError, MachineUnfit, ModelError
 from composer_prime.outer.fragments import NamedShape
-from composer_prime.sites.embedded.installed import check_installed, check_maker
+from composer_prime.plan.gpus import gpu_bytes, share_gpus, spared_by
+from composer_prime.plan.link import Link, measure
+from composer_prime.plan.memory import GIB, host_bytes
+from composer_prime.plan.traffic import Traffic, fragment_sizes, seconds, traffic
+from composer_prime.redaction import SECRET_NAMES_VARIABLE
+from composer_prime.sites.embedded.installed import package_checks
+from composer_prime.store import open_store, probe_store
+from composer_prime.store.base import Store
 from composer_prime.sync.protocol import GRACE_FLOOR_S
-from composer_prime.sync.terms import Terms
-from composer_prime.volunteers.fit import Fit, fit
-from composer_prime.volunteers.fit_prime_rl import fit_prime_rl
-from composer_prime.volunteers.link import Link
-from composer_prime.volunteers.machine import Gpu, Machine
-from composer_prime.volunteers.needs import Needs, model_of, needs_of, spared_by
+from composer_prime.sync.terms import Terms, terms_of
+from composer_prime.volunteers.consent import Wishes, invited_recipe
+from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
+from composer_prime.volunteers.invitation import Invitation, adopt_environment
+from composer_prime.volunteers.machine import Machine, look
 
-Verdict = Literal["ok", "warn", "fail"]
-
-PYTHONS = ((3, 11), (3, 13))
-CLOCK_WARNED_S = 60.0
 JOIN_WARNED_S = 600.0
 FAR_S = GRACE_FLOOR_S / 4
 """Of a small request: an offer takes some of them, and a round may wait no longer than the least grace for it."""
-GIB = 2**30
+SMALL_NUMEL, MOST_THREADS = 5_000_000, 16
+"""Below so many parameters a second thread costs more than it brings."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Check:
     """One thing that was looked at. `remedy` is empty where there is nothing to do."""
 
     name: str
-    verdict: Verdict
+    verdict: Literal["ok", "warn", "fail"]
     found: str
     remedy: str = ""
 
@@ -51,8 +56,6 @@ class Task:
     shapes        of the model's trainable parameters
     num_sites     in the run, this one counted
     test_vector   what the run's arithmetic gives; None: there is no run yet
-    max_disk_bytes   that the volunteer lends; None: what is free
-    keep_batch    whether the recipe's batch stays, since the site goes on with it
     """
 
     recipe: RecipeBase
@@ -60,17 +63,30 @@ class Task:
     shapes: Sequence[NamedShape]
     num_sites: int = 2
     test_vector: str | None = None
-    max_disk_bytes: int | None = None
-    keep_batch: bool = False
+
+    @property
+    def sizes(self) -> list[int]:
+        """Parameters of each fragment."""
+        return fragment_sizes(self.terms, self.shapes)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a site needs at least: of memory, of all GPUs together, and of what it moves."""
+
+    memory_bytes: int
+    gpu_bytes: int
+    traffic: Traffic
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and the recipe as this machine would run it where it can."""
+    """All checks; the recipe as this machine would run it, where it can, and what was changed in it."""
 
     checks: tuple[Check, ...]
     needs: Needs | None = None
-    fit: Fit[Recipe] | Fit[PrimeRecipe] | None = None
+    recipe: RecipeBase | None = None
+    fitted: tuple[str, ...] = ()
 
     @property
     def is_able(self) -> bool:
@@ -84,53 +100,94 @@ class Diagnosis:
         return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}".rstrip())
 
 
-def diagnose(machine: Machine, task: Task | None, link: Link | None, clock_ahead_s: float | None) -> Diagnosis:
+def examine(recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes) -> Diagnosis:
+    """What this machine can do for a run."""
+    shapes = [(parameter.name, parameter.shape) for parameter in entrance.manifest.parameters]
+    task = Task(recipe, entrance.terms, shapes, entrance.num_sites, entrance.manifest.test_vector)
+    link = replace(measure(store, entrance.site), up_cap=wishes.mbit_up, down_cap=wishes.mbit_down)
+    return diagnose(look(), task, link)
+
+
+def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
+    """What this machine can do for the run of an invitation, which is checked, too. Nothing is left behind."""
+    check_place(invitation, allow_local=wishes.allow_local)
+    check_date(invitation, time.time())
+    key = own_key(invitation, wishes.key_file)
+    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
+    with lent_key(key), closing(open_store(invitation.uri)) as store:
+        entrance = enter(invitation, store, key, starting=False)
+        return examine(invited_recipe(invitation, wishes), entrance, store, wishes)
+
+
+def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
+    """What this machine can do for a site of a recipe, whose run need not be there yet."""
+    from composer_prime.sites.embedded.shapes import named_shapes
+
+    task = Task(recipe, terms_of(recipe), named_shapes(recipe.model.name), recipe.sites.count + 1)
+    uri, link = run_uri(recipe), None
+    if uri is not None and recipe.outer is not None and recipe.outer.store is not None:
+        up, down = wishes.mbit_up or recipe.site.max_mbit_up, wishes.mbit_down or recipe.site.max_mbit_down
+        with closing(open_store(uri)) as store:
+            link = replace(measure(store, recipe.site.name), up_cap=up, down_cap=down)
+    return diagnose(look(), task, link)
+
+
+def examine_job(recipe: RecipeBase, uri: str) -> Diagnosis:
+    """What a launch's job finds on its machine, which may be smaller than a site's: packages, secrets, the bucket.
+
+    Raises StoreUnusable.
+    """
+    with closing(open_store(uri)) as store:
+        probe_store(store)
+        link = measure(store)
+    names = list(filter(None, os.environ.get(SECRET_NAMES_VARIABLE, "").split(",")))
+    lost = [f"{name} isn't set" for name in names if not os.environ.get(name)]
+    secrets = Check("secrets", "fail" if lost else "ok", ", ".join(lost or names) or "none")
+    found = diagnose(look(), None, link)
+    return replace(found, checks=(*found.checks, *installed_checks(recipe), secrets))
+
+
+def diagnose(machine: Machine, task: Task | None = None, link: Link | None = None) -> Diagnosis:
     """Compare what there is with what is needed. `task` None: only the machine is looked at."""
-    checks = [*machine_checks(machine, task)]
-    needs = found_fit = None
-    if task is not None:
-        checks += package_checks(task.recipe)
+    checks = list(torch_checks(machine, task))
+    if task is None:
+        return Diagnosis((*checks, *link_checks(link, None)))
+    numel = sum(task.sizes)
+    needs = Needs(
+        host_bytes(task.recipe, task.terms, numel),
+        gpu_bytes(task.recipe, numel),
+        traffic(task.terms, task.sizes, task.num_sites),
+    )
+    checks += [*installed_checks(task.recipe), memory_check(machine, task.recipe, needs.memory_bytes)]
+    recipe, fitted = task.recipe, list[str]()
+    if isinstance(recipe, Recipe):
+        recipe, fitted = _with_threads(recipe, numel, machine.cores)
+    elif isinstance(recipe, PrimeRecipe):
         try:
-            found_fit = _fit(machine, task)
+            if machine.gpus:
+                recipe, fitted = share_gpus(recipe, numel, [gpu.memory_bytes for gpu in machine.gpus])
+            checks.append(gpu_check(machine, recipe, needs.gpu_bytes))
         except MachineUnfit as error:
-            checks.append(Check("gpus" if isinstance(task.recipe, PrimeRecipe) else "memory", "fail", str(error)))
-        recipe = task.recipe if found_fit is None else found_fit.recipe
-        needs = needs_of(recipe, task.terms, task.shapes, task.num_sites)
-        checks += need_checks(machine, task, needs, found_fit)
-        checks += pace_checks(task, found_fit)
-    checks += link_checks(link, needs, task)
-    checks += clock_checks(clock_ahead_s)
-    return Diagnosis(tuple(checks), needs, found_fit)
+            checks.append(Check("gpus", "fail", str(error)))
+    return Diagnosis((*checks, *link_checks(link, needs.traffic)), needs, recipe, tuple(fitted))
 
 
-def _fit(machine: Machine, task: Task) -> Fit[Recipe] | Fit[PrimeRecipe] | None:
-    """The recipe as this machine runs it; None without the GPUs that PRIME-RL needs. Raises MachineUnfit."""
-    model = model_of(task.shapes)
-    if isinstance(task.recipe, Recipe):
-        return fit(task.recipe, task.terms, model, machine, keep_batch=task.keep_batch)
-    if not gpus_of(machine) or not isinstance(task.recipe, PrimeRecipe):
-        return None
-    return fit_prime_rl(task.recipe, task.terms, model, gpus_of(machine), keep_batch=task.keep_batch)
+def _with_threads(recipe: Recipe, numel: int, cores: int) -> tuple[Recipe, list[str]]:
+    """Half of the cores each to the trainer and the inference server, which work at the same time."""
+    threads = 1 if numel < SMALL_NUMEL else max(1, min(MOST_THREADS, cores // 2))
+    why = "the model is small" if numel < SMALL_NUMEL else f"{cores} cores, for two that compute"
+    site = recipe.site.model_copy(update={"threads": threads})
+    return recipe.model_copy(update={"site": site}), [f"site.threads {threads}: {why}"]
 
 
-def gpus_of(machine: Machine) -> tuple[Gpu, ...]:
-    """The GPUs that torch can use here."""
-    return machine.torch.gpus if machine.torch else ()
-
-
-def machine_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
-    """Python, torch, cores, and whether this machine computes what the others do."""
-    version = sys.version_info[:2]
-    is_known = PYTHONS[0] <= version <= PYTHONS[1]
-    remedy = "" if is_known else "use Python 3.11, 3.12 or 3.13"
-    yield Check("python", "ok" if is_known else "fail", machine.python, remedy)
+def torch_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
+    """Torch, and whether this machine computes what the others do."""
     if machine.torch is None:
         yield Check("torch", "fail", machine.torch_problem, "pip install torch, as pytorch.org says for this machine")
         return
-    yield Check("torch", "ok", f"{machine.torch.version}, {machine.torch.flops / 1e9:.0f} GFLOP/s a thread")
-    gpus = ", ".join(f"{gpu.name} with {gpu.memory_bytes / GIB:.0f} GiB" for gpu in machine.torch.gpus)
-    yield Check("gpu", "ok", gpus or "none that torch can use")
-    yield Check("cores", "ok", str(machine.cores))
+    gpus = ", ".join(f"{gpu.name} with {gpu.memory_bytes / GIB:.0f} GiB" for gpu in machine.gpus)
+    said = f"{machine.torch.version} on Python {machine.python}, {machine.cores} cores, GPUs: {gpus or 'none'}"
+    yield Check("torch", "ok", said)
     if task is not None and task.test_vector is not None:
         same = machine.torch.test_vector == task.test_vector
         found = "bit for bit what the run computes" if same else "differs from the run's in its last bits"
@@ -138,131 +195,74 @@ def machine_checks(machine: Machine, task: Task | None) -> Iterator[Check]:
         yield Check("arithmetic", "ok" if same else "fail", found, remedy)
 
 
-def package_checks(recipe: RecipeBase) -> Iterator[Check]:
+def installed_checks(recipe: RecipeBase) -> Iterator[Check]:
     """Whether the model, PRIME-RL where it trains, and an embedded site's environments are to be had here."""
     name = recipe.model.name
-    folder = Path(name).expanduser()
-    if name.startswith(("/", ".", "~")) and not folder.exists():
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
         remedy = "ask the run's owner for a recipe that names a model of the hub, or put the folder there"
         yield Check("model", "fail", f"{name} is a folder that isn't here", remedy)
     if isinstance(recipe, PrimeRecipe):
-        yield prime_rl_check(recipe)
+        from composer_prime.sites.prime_rl.installation import find_installation
+
+        try:
+            found = find_installation(recipe.prime_rl)
+            yield Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
+        except ConfigError as error:
+            yield Check("prime-rl", "fail", str(error))
     if not isinstance(recipe, Recipe):
         return
-    try:
-        check_maker(name)
-    except ModelError as error:
-        yield Check("model", "fail", str(error))
-    for source in recipe.orchestrator.train.source:
+    failed = []
+    for check in package_checks(recipe):
         try:
-            check_installed(source.env.taskset.id)
-            yield Check("environment", "ok", f"{source.env.taskset.id} is installed")
-        except EnvError as error:
-            yield Check("environment", "fail", str(error), "the run's owner knows from where")
+            check()
+        except (ModelError, EnvError, ConfigError) as error:
+            failed.append(str(error))
+    installed = ", ".join(source.env.taskset.id for source in recipe.orchestrator.train.source) or "none"
+    yield Check("packages", "fail" if failed else "ok", "; ".join(failed) or f"environments: {installed}")
 
 
-def prime_rl_check(recipe: PrimeRecipe) -> Check:
-    """Whether the PRIME-RL that would train is here, in a version whose keys we know."""
-    from composer_prime.sites.prime_rl.installation import find_installation
-
-    try:
-        found = find_installation(recipe.prime_rl)
-    except ConfigError as error:
-        return Check("prime-rl", "fail", str(error))
-    return Check("prime-rl", "ok", f"{found.version}, started by {' '.join(found.command)}")
+def memory_check(machine: Machine, recipe: RecipeBase, needed: int) -> Check:
+    """The machine's memory: what isn't known beforehand comes on top of what is needed."""
+    more = "forward passes" if isinstance(recipe, Recipe) else "PRIME-RL's own"
+    said = f"at least {_gib(needed)} needed ({more} on top, unknown), {_gib(machine.free_memory_bytes)} free"
+    enough = needed <= machine.free_memory_bytes
+    remedy = "" if enough else "close other programs, or join from a larger machine"
+    return Check("memory", "ok" if enough else "fail", said, remedy)
 
 
-def need_checks(machine: Machine, task: Task, needs: Needs, found: Fit[RecipeBase] | None) -> Iterator[Check]:
-    """Memory, disk and GPUs."""
-    if found is not None or not isinstance(task.recipe, Recipe):
-        enough = needs.memory_bytes <= machine.free_memory_bytes
-        said = f"{_gib(needs.memory_bytes)} needed, {_gib(machine.free_memory_bytes)} free"
-        yield Check("memory", "ok" if enough else "fail", said, "" if enough else "close other programs")
-    free = machine.free_disk_bytes if task.max_disk_bytes is None else min(machine.free_disk_bytes, task.max_disk_bytes)
-    enough = needs.disk_bytes <= free
-    lent = "" if task.max_disk_bytes is None else f", {_gib(task.max_disk_bytes)} lent"
-    remedy = "" if enough else "free some space, choose another --folder, or lend more with --max-disk-gib"
-    said = f"{_gib(needs.disk_bytes)} needed, {_gib(machine.free_disk_bytes)} free{lent}"
-    yield Check("disk", "ok" if enough else "fail", said, remedy)
-    if isinstance(task.recipe, PrimeRecipe) and (found is not None or not gpus_of(machine)):
-        yield gpu_check(machine, task.recipe, needs)
-
-
-def gpu_check(machine: Machine, recipe: PrimeRecipe, needs: Needs) -> Check:
+def gpu_check(machine: Machine, recipe: PrimeRecipe, needed: int) -> Check:
     """The memory of all GPUs together; less than is needed is no hindrance where the recipe spares some."""
-    gpus = gpus_of(machine)
-    memory = sum(gpu.memory_bytes for gpu in gpus)
-    said = f"{_gib(needs.gpu_bytes)} needed, " + (f"{_gib(memory)} there" if gpus else "and torch sees no GPU here")
+    memory = sum(gpu.memory_bytes for gpu in machine.gpus)
+    said = f"at least {_gib(needed)} needed, {_gib(memory) if machine.gpus else 'and torch sees no GPU'} here"
     spared = spared_by(recipe)
-    if gpus and needs.gpu_bytes > memory and spared is not None:
+    if machine.gpus and needed > memory and spared is not None:
         return Check("gpu memory", "warn", f"{said}; but {spared} is set, and how much that spares isn't known")
-    enough = bool(gpus) and needs.gpu_bytes <= memory
-    return Check(
-        "gpu memory", "ok" if enough else "fail", said, "" if enough else "join from a machine with more GPU memory"
-    )
+    enough = bool(machine.gpus) and needed <= memory
+    remedy = "" if enough else "join from a machine with more GPU memory"
+    return Check("gpu memory", "ok" if enough else "fail", said, remedy)
 
 
-def pace_checks(task: Task, found: Fit[RecipeBase] | None) -> Iterator[Check]:
-    """How many inner steps lie between two offers here, or how long theirs take, which all sites share."""
-    terms, wait_s = task.terms, f"{task.terms.grace_s:g} s (outer.grace_s)"
-    if isinstance(task.recipe, PrimeRecipe):
-        said = "how long a step takes here isn't known before it trains; each GPU counts as much as the recipe's"
-        if terms.pace == "seconds":
-            yield Check("pace", "ok", f"{said}; you make as many as there is time for")
-        else:
-            remedy = f"who is behind is waited for {wait_s} at most, then the others go on"
-            yield Check("pace", "warn", said, remedy)
-    if found is None or found.step_s is None:
-        return
-    if terms.pace == "seconds":
-        steps = max(1, round(terms.seconds_per_turn / found.step_s))
-        # An upper bound, far above what a small model's site makes: arithmetic alone, without waiting and Python.
-        said = f"at most {steps} inner {'step' if steps == 1 else 'steps'} between offers, which the run makes every"
-        yield Check("pace", "ok", f"{said} {terms.seconds_per_turn:g} s")
-        return
-    steps, turn_s = terms.steps_per_turn, terms.steps_per_turn * found.step_s
-    said = f"{steps} inner {'step' if steps == 1 else 'steps'} between offers, about {turn_s:.1f} s here"
-    if turn_s <= terms.grace_s:
-        yield Check("pace", "ok", said)
-        return
-    remedy = (
-        "unless the others are as slow your offers come late, into later rounds: the run's owner mends that by a run "
-        'with outer.pace = "seconds", in which each site makes as many steps as it can'
-    )
-    yield Check("pace", "warn", f"{said}; for who is behind, the others wait at most {wait_s}", remedy)
-
-
-def link_checks(link: Link | None, needs: Needs | None, task: Task | None) -> Iterator[Check]:
+def link_checks(link: Link | None, moved: Traffic | None) -> Iterator[Check]:
     """The way to the bucket: its speed, and what joining and a round take over it."""
-    if link is None:
+    if link is not None:
+        up, down = _rate(link.up_mbit, link.up_cap), _rate(link.down_mbit, link.down_cap)
+        problem = f": {link.problem};" if link.problem else ","
+        remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
+        said = f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms"
+        is_far = link.delay_s > FAR_S
+        yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
+    if moved is None:
         return
-    up, down = _rate(link.up_mbit, link.up_cap), _rate(link.down_mbit, link.down_cap)
-    problem = f": {link.problem};" if link.problem else ","
-    is_far = link.delay_s > FAR_S
-    remedy = "the bucket is far away, or the way to it busy: each round takes several requests, one after another"
-    said = f"up {up}{problem} down {down}, delay {1000 * link.delay_s:.0f} ms"
-    yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
-    if needs is None or task is None:
-        return
-    up_mbit, down_mbit = link.usable
-    if down_mbit is not None:
-        join_s = 8 * needs.join_bytes / down_mbit / 1e6
-        said = f"{needs.join_bytes / 1e6:.1f} MB in about {join_s:.0f} s"
-        if join_s > task.recipe.site.exact_join_s:
-            begin_s = join_s * needs.begin_bytes / needs.join_bytes
-            said += f"; training begins after {needs.begin_bytes / 1e6:.1f} MB, about {begin_s:.0f} s"
-        slow = join_s > JOIN_WARNED_S
-        yield Check(
-            "joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else ""
-        )
-    moved = f"{needs.up_bytes / 1e6:.2f} MB up and {needs.down_bytes / 1e6:.2f} MB down"
-    if up_mbit is None or down_mbit is None:
-        yield Check("a round", "ok", moved)
-        return
-    round_s = 8 * (needs.up_bytes / up_mbit + needs.down_bytes / down_mbit) / 1e6
-    is_slow = task.terms.pace == "seconds" and round_s > task.terms.inner_seconds
-    remedy = "slower than the run's rounds: some of your work goes into later ones" if is_slow else ""
-    yield Check("a round", "warn" if is_slow else "ok", f"{moved} in about {round_s:.1f} s", remedy)
+    up_mbit, down_mbit = (None, None) if link is None else link.usable
+    said = f"at most {moved.join_bytes / 1e6:.1f} MB"
+    join_s = None if down_mbit is None else seconds(moved.join_bytes, down_mbit)
+    slow = join_s is not None and join_s > JOIN_WARNED_S
+    said += "" if join_s is None else f" in {join_s:.0f} s"
+    yield Check("joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else "")
+    said = f"{moved.up_bytes / 1e6:.2f} MB up and {moved.down_bytes / 1e6:.2f} MB down"
+    if up_mbit is not None and down_mbit is not None:
+        said += f", at least {moved.up_s(up_mbit) + moved.down_s(down_mbit):.1f} s"
+    yield Check("a round", "ok", said)
 
 
 def _rate(mbit: float | None, cap: float | None) -> str:
@@ -270,34 +270,21 @@ def _rate(mbit: float | None, cap: float | None) -> str:
     return measured if cap is None else f"{measured} (capped at {cap:g} Mbit/s)"
 
 
-def clock_checks(ahead_s: float | None) -> Iterator[Check]:
-    """The clock: the protocol never looks at it, but requests are signed with the time."""
-    if ahead_s is None:
-        return
-    way = "ahead of" if ahead_s >= 0 else "behind"
-    off = abs(ahead_s) > CLOCK_WARNED_S
-    remedy = "set it: stores and gateways refuse requests more than 5 to 15 minutes off" if off else ""
-    yield Check("clock", "warn" if off else "ok", f"{abs(ahead_s):.0f} s {way} the bucket's", remedy)
-
-
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
     """The diagnosis as a person reads it."""
     for check in diagnosis.checks:
         remedy = f" -> {check.remedy}" if check.remedy else ""
         yield f"{check.verdict:<4}  {check.name:<12} {check.found}{remedy}"
-    if diagnosis.fit is not None:
-        for reason in diagnosis.fit.reasons:
-            yield f"      fitted       {reason}"
+    yield from (f"      fitted       {reason}" for reason in diagnosis.fitted)
 
 
 def to_json(diagnosis: Diagnosis) -> str:
     """The diagnosis for programs."""
-    fit = diagnosis.fit
     found = {
         "able": diagnosis.is_able,
         "checks": [asdict(check) for check in diagnosis.checks],
         "needs": None if diagnosis.needs is None else asdict(diagnosis.needs),
-        "fitted": None if fit is None else {"reasons": fit.reasons, "step_s": fit.step_s},
+        "fitted": diagnosis.fitted,
     }
     return json.dumps(found, indent=2)
 

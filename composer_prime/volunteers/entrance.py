@@ -1,9 +1,13 @@
-"""An invitation held against the run in its bucket: who signed it, whether it still holds, whether the name is free.
+"""An invitation held against where it leads and the run there: who signed it, whether it holds, and the name is free.
+
+It may lead to buckets and servers of the internet, and to nothing of the volunteer's own, by spelling alone: looking a
+name up would already ask somebody, so a public name that leads to a private address isn't noticed here.
 
 Everything is looked up before anything starts, and each refusal is one line.
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +16,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from composer_prime.errors import ConfigError, InvitationRefused, SiteRevoked
+from composer_prime.gateway.store import KEY_VARIABLE
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.sync.lifetime import find_manifest, has_ended, prolonged
+from composer_prime.sync.lifetime import find_manifest, has_ended
 from composer_prime.sync.members import check_name_is_free
 from composer_prime.sync.records import Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import Terms
-from composer_prime.volunteers.invitation import Invitation
-from composer_prime.volunteers.wishes import KEY_VARIABLE
+from composer_prime.volunteers.invitation import (
+    MOST_URL_CHARACTERS,
+    Invitation,
+    check_signature,
+    is_public_url,
+    is_url,
+    restored,
+)
 
+BUCKETS = ("s3", "gs", "hf")
+GATEWAYS = {"gateway+https": "https", "gateway+http": "http"}
+FOLDERS = ("", "file", "memory")
+"""Schemes of what lies on this machine; '' is a plain path."""
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9=+_-][A-Za-z0-9=+._-]*)+")
 BEATS_WATCHED = 2.5 / 5
 """Share of the liveness time in which a site that lives beats twice."""
 
@@ -43,6 +60,52 @@ class Entrance:
     terms: Terms
     num_sites: int
     is_finished: bool = False
+
+
+def check_place(invitation: Invitation, *, allow_local: bool) -> None:
+    """Raise InvitationRefused unless it is signed and leads where it may, before anything there is opened.
+
+    allow_local   the volunteer's word that folders and addresses of their own are meant
+    """
+    check_signature(invitation)
+    _check_uri(invitation.uri, invitation.run, allow_local)
+    for name in ENDPOINTS:
+        if (url := invitation.environment.get(name)) is not None:
+            if not is_url(url):
+                raise _malformed(name, url, "http(s)://host")
+            _check_local(f"{name} = {url}", is_public_url(url), allow_local)
+
+
+def _check_uri(uri: str, run: str, allow_local: bool) -> None:
+    if len(uri) > MOST_URL_CHARACTERS:
+        raise _malformed("its place", uri, f"at most {MOST_URL_CHARACTERS} characters")
+    scheme, separator, rest = uri.partition("://")
+    scheme, rest = (scheme, rest) if separator else ("", uri)
+    if scheme in GATEWAYS:
+        url = f"{GATEWAYS[scheme]}://{rest}"
+        is_sound, is_local = is_url(url), not is_public_url(url)
+    elif scheme in BUCKETS:
+        is_sound, is_local = bool(_BUCKET.fullmatch(rest)), False
+    else:
+        is_sound, is_local = scheme in FOLDERS and uri.isprintable(), True
+    if not is_sound or not rest.endswith(f"/{run}"):
+        raise _malformed("its place", uri, f"a bucket, gateway or folder that ends with /{run}")
+    _check_local(uri, not is_local, allow_local)
+
+
+def _check_local(place: str, is_public: bool, allow_local: bool) -> None:
+    if not is_public and not allow_local:
+        raise InvitationRefused(
+            f"the invitation leads to {place}, on this machine or its network: add --allow-local if you know that the "
+            "run is there, else ask the run's owner"
+        )
+
+
+def _malformed(name: str, value: str, limit: str) -> InvitationRefused:
+    return InvitationRefused(
+        f"the invitation gives {ascii(value)[:120]} as {name}, which must be {limit}: ask the run's owner for an "
+        "invitation that this version's `composer-prime invite` wrote"
+    )
 
 
 def check_date(invitation: Invitation, now: float) -> None:
@@ -75,17 +138,11 @@ def own_key(invitation: Invitation, key_file: Path | None) -> SigningKey:
 @contextmanager
 def lent_key(key: SigningKey) -> Iterator[None]:
     """Let stores that are opened meanwhile ask a gateway by this key, which lies in a file that goes again."""
-    before = os.environ.get(KEY_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="composer-prime-key-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="composer-prime-key-") as scratch, restored((KEY_VARIABLE,)):
         file = Path(scratch) / "site.key"
         key.save(file)
         os.environ[KEY_VARIABLE] = str(file)
-        try:
-            yield
-        finally:
-            del os.environ[KEY_VARIABLE]
-            if before is not None:
-                os.environ[KEY_VARIABLE] = before
+        yield
 
 
 def check_origin(invitation: Invitation, store: Store, key: SigningKey | None = None) -> tuple[Manifest, Roster]:
@@ -124,8 +181,8 @@ def enter(invitation: Invitation, store: Store, key: SigningKey, *, starting: bo
     roster.refresh()
     if roster.admitted().get(invitation.site) != key.public:
         raise revoked
-    terms, ends = prolonged(store, roster, manifest.terms)
-    is_finished = has_ended(store, roster, terms.fragments, ends)
+    terms = manifest.terms
+    is_finished = has_ended(store, roster, terms)
     if starting and not is_finished:
         _check_name(invitation, store, roster, terms)
     claimed = {keys.parse_claim(key)[0] for key in store.list(keys.sites_prefix()) if keys.is_claim(key)}

@@ -4,7 +4,6 @@ One process at a time: its lock ends with it, however it ends.
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,10 +46,6 @@ class VolunteerFolder:
         return self.lock_file.exists()
 
     @property
-    def batch_file(self) -> Path:
-        return self.root / f"{self.site}.batch.json"
-
-    @property
     def is_paused(self) -> bool:
         return self.pause_file.exists()
 
@@ -78,23 +73,6 @@ class VolunteerFolder:
         key.save(fresh)
         os.replace(fresh, self.key_file)
         return self.key_file
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch that was fitted when the site first came; it stays, since a site goes on as it began.
-
-        None where none can be read: it is fitted anew.
-        """
-        try:
-            return int(json.loads(self.batch_file.read_text())["batch_size"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def keep_batch_size(self, batch_size: int) -> None:
-        """Remember the batch."""
-        fresh = self._fresh(self.batch_file)
-        fresh.write_text(json.dumps({"batch_size": batch_size}) + "\n")
-        os.replace(fresh, self.batch_file)
 
     def _fresh(self, path: Path) -> Path:
         """Where a file is written before it takes its place; what an interrupted process left there goes."""

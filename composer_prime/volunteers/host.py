@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import BadInput, ConfigError
-from composer_prime.store import keys, launch_keys
+from composer_prime.gateway import invitation_keys
+from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import changed_terms
 from composer_prime.sync.lifetime import find_manifest
@@ -116,7 +117,7 @@ def invite(
     if invitee.uri is not None:
         _check_gateway(invitee.uri)
     uri = invitee.uri or store.uri
-    if uri.startswith(GATEWAY) and not invitee.guest and roster.authority().committer is None:
+    if uri.startswith(GATEWAY) and not invitee.guest:
         raise BadInput(
             f"site {invitee.site} would close rounds as any member does, and behind a gateway nobody may: invite a "
             "guest (--guest), or leave --gateway out and give credentials of the bucket"
@@ -124,7 +125,7 @@ def invite(
     if uri.rstrip("/").rpartition("/")[2] != manifest.run:
         raise BadInput(f"{uri} must end with the run's name, /{manifest.run}: give the run's own folder, or gateway")
     seed, public = _site_key(invitee)
-    number = len(store.list(launch_keys.invitations_of(invitee.site))) + 1
+    number = len(store.list(invitation_keys.invitations_of(invitee.site))) + 1
     record = Invited(
         site=invitee.site, number=number, public=public, guest=invitee.guest, expires_at=invitee.expires_at
     )
@@ -149,7 +150,7 @@ def invite(
     except BaseException:
         out.unlink()
         raise
-    store.create(launch_keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
+    store.create(invitation_keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
     return invitation
 
 
@@ -194,8 +195,8 @@ def expired_unused(store: Store, now: float) -> list[str]:
 def _records(store: Store, roster: Roster) -> list[Invited]:
     """The owner's records of all invitations, by site and number."""
     found = []
-    for key in store.list(launch_keys.invitations_prefix()):
-        record = find_record(store, Invited, key) if launch_keys.is_invitation(key) else None
+    for key in store.list(invitation_keys.invitations_prefix()):
+        record = find_record(store, Invited, key) if invitation_keys.is_invitation(key) else None
         if record is not None and roster.owner_fault(record) is None:
             found.append(record)
     return found

@@ -9,15 +9,18 @@ import binascii
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import zstandard
 from pydantic import Field, ValidationError
 
 from composer_prime.config.table import RunName, SiteName
 from composer_prime.errors import InvitationRefused
+from composer_prime.gateway.redirects import is_public
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.canonical import Signed
@@ -45,6 +48,26 @@ IDENTITY = (
 """Variables that say who asks: an invitation that sets one replaces them all."""
 KEYED = ("s3://", "hf://")
 """Stores that know who asks by the variables of an invitation."""
+
+
+MOST_URL_CHARACTERS = 1000
+_URL = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+(/[A-Za-z0-9._~%=+-]*)*")
+
+
+def is_url(url: str) -> bool:
+    """Whether it is http(s)://host, with a port and a path or without, and nothing else: no user, query or escape."""
+    if len(url) > MOST_URL_CHARACTERS or not _URL.fullmatch(url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def is_public_url(url: str) -> bool:
+    """Whether it is a URL whose host is nobody's own machine or network, as it is spelled."""
+    return is_url(url) and is_public(urlsplit(url).hostname or "")
 
 
 class Invitation(Signed):
@@ -143,6 +166,19 @@ def check_signature(invitation: Invitation) -> None:
             f"the invitation is forged or was changed: {ascii(invitation.owner)[:80]}, whom it names as the run's "
             "owner, hasn't signed it. Use it for nothing, and ask the run's owner"
         )
+
+
+@contextmanager
+def restored(names: Iterable[str]) -> Iterator[None]:
+    """Give these variables back the values that they have now, or none, at the block's end."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def adopt_environment(invitation: Invitation, *, use_my_aws: bool = False) -> None:

@@ -13,21 +13,18 @@ from typing import Any
 
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.prime_rl import PrimeRecipe
-from composer_prime.config.recipe import Recipe, RecipeBase
+from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
+from composer_prime.gateway.store import KEY_VARIABLE
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.store import open_store
 from composer_prime.volunteers.caches import elsewhere, kept_below
-from composer_prime.volunteers.consent import Ask, asked_of, confirm_environments, invited_recipe
-from composer_prime.volunteers.doctor import lines
-from composer_prime.volunteers.entrance import Entrance, check_date, enter, lent_key, own_key
-from composer_prime.volunteers.examination import examine, looking
-from composer_prime.volunteers.fit_prime_rl import batch_size, with_batch_size
+from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
+from composer_prime.volunteers.doctor import examine, lines
+from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.places import check_place
 from composer_prime.volunteers.warden import Reason, Warden
-from composer_prime.volunteers.wishes import GIB, KEY_VARIABLE, Wishes
 
 INTERRUPTED_EXIT = 130
 PAUSED_LOOK_S = 0.5
@@ -77,14 +74,13 @@ def prepare(
     check_date(invitation, time.time())
     key = own_key(invitation, wishes.key_file)
     adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
-    with looking(folder.root) as machine, lent_key(key), closing(open_store(invitation.uri)) as store:
+    with lent_key(key), closing(open_store(invitation.uri)) as store:
         entrance = enter(invitation, store, key)
         if entrance.is_finished:
             return None
         recipe = localized(invitation, wishes, folder, entrance, asks=ask is not None)
         say(f"run {invitation.run} at {invitation.uri}: checking this machine")
-        keep_batch = folder.batch_size is not None
-        diagnosis = examine(recipe, entrance, store, wishes, machine, keep_batch=keep_batch)
+        diagnosis = examine(recipe, entrance, store, wishes)
     for line in lines(diagnosis):
         say(line)
     if not diagnosis.is_able:
@@ -94,11 +90,7 @@ def prepare(
     if ask is not None:
         confirm_environments(recipe, wishes, ask)
     os.environ[KEY_VARIABLE] = str(folder.keep_key(key))
-    if diagnosis.fit is None:
-        return recipe
-    fitted = diagnosis.fit.recipe
-    folder.keep_batch_size(fitted.orchestrator.batch_size if isinstance(fitted, Recipe) else batch_size(fitted))
-    return fitted
+    return diagnosis.recipe
 
 
 def localized(
@@ -118,18 +110,7 @@ def localized(
             "max_mbit_down": wishes.mbit_down,
         }
     )
-    recipe = recipe.model_copy(update={"output_dir": folder.root, "outer": outer, "site": site})
-    return _with_batch(recipe, folder.batch_size)
-
-
-def _with_batch(recipe: RecipeBase, size: int | None) -> RecipeBase:
-    if size is None:
-        return recipe
-    if isinstance(recipe, PrimeRecipe):
-        return with_batch_size(recipe, size)
-    assert isinstance(recipe, Recipe)
-    orchestrator = recipe.orchestrator.model_copy(update={"batch_size": size})
-    return recipe.model_copy(update={"orchestrator": orchestrator})
+    return recipe.model_copy(update={"output_dir": folder.root, "outer": outer, "site": site})
 
 
 def disclosure(

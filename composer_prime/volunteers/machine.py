@@ -1,18 +1,17 @@
-"""What this machine has: cores, memory, disk, Python, and torch with its GPUs, which a process of its own is asked for.
+"""What this machine has: cores, memory, and torch with its GPUs, which a process of its own is asked for.
 
-No torch here: one that is broken must end in a line that says so, and not in a crash.
+That process is this module: `python -m composer_prime.volunteers.machine` prints one line of JSON. So a torch or driver
+that is broken ends in a line that says so, and not in a crash.
 """
 
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from composer_prime.sites.memory import memory
+from composer_prime.plan.memory import memory
 
 TORCH_TIMEOUT_S = 120
 """Importing torch from a cold disk takes its time."""
@@ -30,12 +29,10 @@ class Gpu:
 class Torch:
     """What torch said of itself.
 
-    flops         fp32 operations a second of one thread, measured
     test_vector   what the outer loop's arithmetic gives here, which must be what it gives at the other sites
     """
 
     version: str
-    flops: float
     test_vector: str
     gpus: tuple[Gpu, ...] = ()
 
@@ -45,38 +42,32 @@ class Machine:
     """One machine, as seen from this process.
 
     cores             that this process may use
-    memory_bytes      of all; `free_memory_bytes` may be had now, without swapping. A container's limit counts
-    free_disk_bytes   where the volunteer's folder is, or will be
+    free_memory_bytes   that may be had now, without swapping. A container's limit counts
     torch             None: it can't be used, and `torch_problem` says why
     """
 
     python: str
     cores: int
-    memory_bytes: int
     free_memory_bytes: int
-    free_disk_bytes: int
     torch: Torch | None
     torch_problem: str = ""
 
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that torch can use."""
+        return self.torch.gpus if self.torch else ()
 
-def look(folder: Path) -> Machine:
+
+def look() -> Machine:
     """This machine now. Takes a few seconds, most of them torch's."""
     torch, problem = ask_torch()
-    total, free = memory()
-    return Machine(
-        python=platform.python_version(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=total,
-        free_memory_bytes=free,
-        free_disk_bytes=shutil.disk_usage(_existing(folder)).free,
-        torch=torch,
-        torch_problem=problem,
-    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(platform.python_version(), cores, memory()[1], torch, problem)
 
 
 def ask_torch() -> tuple[Torch | None, str]:
-    """What `torch_report` finds in a process of its own; None and the cause where that fails."""
-    command = [sys.executable, "-m", "composer_prime.volunteers.torch_report"]
+    """What torch says in a process of its own; None and the cause where that fails."""
+    command = [sys.executable, "-m", "composer_prime.volunteers.machine"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -89,6 +80,20 @@ def ask_torch() -> tuple[Torch | None, str]:
     return Torch(**found, gpus=gpus), ""
 
 
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+def main() -> None:
+    """Print what torch is here."""
+    import torch
+
+    from composer_prime.outer.arithmetic import test_vector
+
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    report = {
+        "version": torch.__version__,
+        "test_vector": test_vector(),
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

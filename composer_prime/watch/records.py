@@ -23,9 +23,6 @@ class SiteStatus:
     bytes_up, bytes_down  that its processes moved up to their last merged offers, as its tape says
     rounds_clipped      of the taken, those in which the norm clip shortened its offer; `least_clip` is the smallest
                         factor, None where there was no such round
-    rounds_against      of the taken, those in which its offer pointed away from where the others went, as tapes tell
-    rounds_equivocated  of the taken, those in which it put another signed offer over the one that was taken, as the
-                        round's committer tells
     """
 
     site: str
@@ -48,8 +45,6 @@ class SiteStatus:
     bytes_down: int
     rounds_clipped: int
     least_clip: float | None
-    rounds_against: int
-    rounds_equivocated: int
     waits: Waiting | None = None
 
 
@@ -107,10 +102,8 @@ class RunStatus:
     rounds_done: int
     rounds: int
     closed: bool
-    reopened: int
     signed: bool
     owner: str | None
-    committer: str | None
     quorum: int
     contributing: int
     live: int | None

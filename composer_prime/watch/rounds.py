@@ -70,7 +70,7 @@ def believed(rounds: FragmentRounds, site: str, roster: Roster) -> tuple[int, in
     usual, first, since, merged = [], rounds.version, 0, 0
     for version in range(rounds.version):
         tokens = {entry.site: entry.tokens for entry in rounds.taken(version)}
-        guests = roster.authority(rounds.commits[version].admissions).guests if tokens else ()
+        guests = roster.guests(rounds.commits[version].admissions) if tokens else ()
         usual.append(median_low([count for each, count in tokens.items() if each not in guests] or [0]))
         if site in tokens:
             first = min(first, version)

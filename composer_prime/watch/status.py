@@ -5,7 +5,7 @@ beat changed in between.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +15,16 @@ from composer_prime.outer.fragments import plan_fragments
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.founding import FoundingRecord, find_founding
-from composer_prime.sync.lifetime import close_fault, find_manifest, prolonged
+from composer_prime.sync.lifetime import close_fault, find_manifest
 from composer_prime.sync.members import newest_incarnation
 from composer_prime.sync.reading import read_bytes
 from composer_prime.sync.records import Beat, Close, Manifest
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import Runtime, ThreadRuntime
-from composer_prime.sync.validity import most_tokens
+from composer_prime.sync.validity import clipped, most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
 from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
-from composer_prime.watch.standing import Standing
 from composer_prime.watch.tapes import pieces_of, read_tape
 
 MAX_OF_ONE = 3
@@ -95,22 +94,19 @@ class _Look:
     ) -> None:
         self._store, self._manifest, self._roster = store, manifest, roster
         self._watch_s, self._before = watch_s, before
-        self._terms, self._ends = prolonged(store, roster, manifest.terms)
+        self._terms = manifest.terms
         shapes = [(parameter.name, parameter.shape) for parameter in manifest.parameters]
         self._fragments = plan_fragments(shapes, manifest.terms.fragments)
         momentum = self._terms.has_momentum
         self._rounds: list[FragmentRounds] = [
-            read_rounds(store, roster, each.index, runtime, each.numel, self._ends[-1], momentum=momentum)
+            read_rounds(store, roster, each.index, runtime, each.numel, self._terms.final_version, momentum=momentum)
             for each in self._fragments
         ]
         claims, strangers = _claims(store, roster, runtime)
         self._beats = {claimed.site: claimed.beat for claimed in claims}
         self._claimed = [self._believed(claimed) for claimed in claims]
         self._tapes = {each.site: read_tape(pieces_of(store, each.site, runtime)) for each in self._claimed}
-        guests = self._roster.authority().guests
-        believed = {each.site for each in self._claimed if not each.revoked} - set(guests)
-        words = {site: tape for site, tape in self._tapes.items() if site in believed}
-        self._standing = Standing(self._rounds, words, self._terms, guests)
+        self._clips = self._read_clips()
         self._offered, unread = self._read_offers(runtime)
         self._closed, problems = self._read_close()
         problems += strangers
@@ -151,10 +147,8 @@ class _Look:
             rounds_done=min(terms.rounds, *versions),
             rounds=terms.rounds,
             closed=self._closed,
-            reopened=len(self._ends) - 1,
             signed=self._roster.signed,
             owner=self._manifest.owner,
-            committer=self._roster.authority().committer,
             quorum=terms.quorum,
             contributing=sum(site.contributing for site in sites),
             live=_num_live(sites),
@@ -171,8 +165,7 @@ class _Look:
 
     def _read_close(self) -> tuple[bool, list[str]]:
         """Whether the run has ended, and what is wrong with the record that should say so."""
-        number, end = len(self._ends) - 1, self._ends[-1]
-        key = keys.close(number)
+        key, end = keys.close(), self._terms.final_version
         try:
             data = read_bytes(self._store, key)
         except KeyMissing:
@@ -181,7 +174,7 @@ class _Look:
             close = Close.from_bytes(data, key)
         except CorruptObject as error:
             return False, [str(error)]
-        fault = close_fault(self._roster, close, number, end)
+        fault = close_fault(self._roster, close, end)
         is_over = all(rounds.version >= end for rounds in self._rounds)
         return is_over, [] if fault is None else [f"{key} of {close.closed_by} {fault}"]
 
@@ -227,7 +220,7 @@ class _Look:
         trained = max([0 if beat is None else beat.trained_tokens, *(entry.trained_tokens for _, _, entry in taken)])
         merged = self._mean(entry.tokens for _, _, entry in taken)
         dropped = self._mean(self._tapes[site].dropped.values())
-        if is_guest := site in self._roster.authority(self._roster.last_admission_of(site)).guests:
+        if is_guest := site in self._roster.guests(self._roster.last_admission_of(site)):
             bounds = [believed(rounds, site, self._roster) for rounds in self._rounds]
             merged, most = (self._mean(each) for each in zip(*bounds, strict=True))
             trained = max(merged, min(trained, most))
@@ -255,8 +248,20 @@ class _Look:
             rounds_missed=num_missed,
             bytes_up=sum(up for up, _ in traffic),
             bytes_down=sum(down for _, down in traffic),
-            **self._standing.of(site),
+            rounds_clipped=len(self._clips[site]),
+            least_clip=min(self._clips[site], default=None),
         )
+
+    def _read_clips(self) -> dict[str, list[float]]:
+        """By which factors rounds shortened a site's offers, as their commits tell."""
+        clips: dict[str, list[float]] = defaultdict(list)
+        for rounds in self._rounds:
+            for version in range(rounds.version):
+                if taken := rounds.taken(version):
+                    guests = self._roster.guests(rounds.commits[version].admissions)
+                    for site, factor in clipped(taken, self._terms, guests).items():
+                        clips[site].append(factor)
+        return clips
 
     def _mean(self, tokens) -> int:
         """Over fragments: each step trains every fragment, so that a site's tokens are counted once."""

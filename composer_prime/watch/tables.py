@@ -22,8 +22,8 @@ def draw(status: RunStatus, console: Console) -> None:
         verb = "waits" if site.waits and site.waits.until is None else "waited"
         console.print(f"site {site.site} {verb} {site.waits}", markup=False, highlight=False, soft_wrap=True)
     console.print(fragment_table(status))
-    if any(site.rounds_clipped or site.rounds_against or site.rounds_equivocated for site in status.sites):
-        console.print(standing_table(status))
+    if any(site.rounds_clipped for site in status.sites):
+        console.print(clip_table(status))
     for why, count in status.refused.items():
         console.print(f"refused {count}: {why}", markup=False, highlight=False)
     for problem in status.problems:
@@ -33,14 +33,12 @@ def draw(status: RunStatus, console: Console) -> None:
 def run_lines(status: RunStatus) -> list[str]:
     """The run as a whole, in a few lines."""
     state = "closed" if status.closed else "going on"
-    times = f", reopened {'once' if status.reopened == 1 else f'{status.reopened} times'}" if status.reopened else ""
     access = "open to whoever can write" if not status.signed else f"keys, owner {status.owner or 'none'}"
-    committer = f"; {status.committer} alone commits" if status.committer else ""
     written = status.bytes
     return [
         f"run {status.run} in {status.uri}, created by {status.created_by}",
-        f"{state}{times}: {status.rounds_done} of {status.rounds} rounds of each fragment; H {status.inner_steps}, "
-        f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}{committer}",
+        f"{state}: {status.rounds_done} of {status.rounds} rounds of each fragment; H {status.inner_steps}, "
+        f"P {status.fragments}, tau {status.sync_delay}, codec {status.codec}; {access}",
         f"payloads {size(written.payloads)}, merged parts {size(written.merged)}, "
         f"stored masters {size(written.masters)}",
         f"live {live(status)}, contributing {status.contributing}, quorum {status.quorum}",
@@ -106,18 +104,14 @@ def fragment_table(status: RunStatus) -> Table:
     return table
 
 
-def standing_table(status: RunStatus) -> Table:
-    """One row a site whose offers were taken and bounded, or of which there is more to say."""
+def clip_table(status: RunStatus) -> Table:
+    """One row a site whose offers were taken and clipped."""
     table = Table(title="offers that were taken, and", title_justify="left")
     table.add_column("site")
-    for column in ("clipped", "at most to", "against the round", "put over by another"):
+    for column in ("clipped", "at most to"):
         table.add_column(column, justify="right")
-    for site in _shown(
-        [each for each in status.sites if each.rounds_clipped or each.rounds_against or each.rounds_equivocated]
-    ):
-        least = "-" if site.least_clip is None else f"{site.least_clip:.2g}"
-        counts = (site.rounds_clipped, least, site.rounds_against, site.rounds_equivocated)
-        table.add_row(site.site, *map(str, counts))
+    for site in _shown([each for each in status.sites if each.rounds_clipped]):
+        table.add_row(site.site, str(site.rounds_clipped), f"{site.least_clip:.2g}")
     return table
 
 

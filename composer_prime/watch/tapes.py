@@ -1,7 +1,7 @@
 """The sites' tapes, read back: what was offered, merged, carried and dropped, in the sites' own words."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,6 @@ MAX_PROBLEMS = 3
 """Bad lines of one site's tape that are told, before the rest is counted."""
 MAX_TAPE_BYTES, PIECES_AT_ONCE = 2**28, 8
 """Read of one site's tape, and held of it."""
-WHOLE = -1
-"""Stands for a part where a round has none."""
 
 
 @dataclass
@@ -29,9 +27,6 @@ class TapeFacts:
     offered    bytes of its payload by (fragment, version) of the round; 0 where it had nothing to offer
     dropped    tokens by fragment; summed
     faults     why a commit was void, by (fragment, version), where the site found one so
-    agreement  how offers stood to the others of their round, -1 to 1: by (fragment, version, site), then by the part
-               that this site merged; under WHOLE where it merged the whole round
-    second     (fragment, version, site) of offers over which, as this site says, their sites put another
     waits      the last wait that the site told of, and the incarnation that did
     traffic    (up, down) bytes by process: the most that it says, since each counts from its start
     problems   pieces and lines that aren't what a tape holds: the first few, and how many more
@@ -40,8 +35,6 @@ class TapeFacts:
     offered: dict[tuple[int, int], int] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
     faults: dict[tuple[int, int], str] = field(default_factory=dict)
-    agreement: dict[tuple[int, int, str], dict[int, float]] = field(default_factory=dict)
-    second: set[tuple[int, int, str]] = field(default_factory=set)
     waits: tuple[int, Waiting] | None = None
     traffic: dict[int, tuple[int, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -86,18 +79,6 @@ def count(value: Any) -> int:
     return found
 
 
-def is_against(agreement: Mapping[int, float]) -> bool:
-    """Whether an offer stood against its round: its agreement, by part, on the whole."""
-    return sum(agreement.values()) < 0
-
-
-def _cosine(value: Any) -> float:
-    """Raises ValueError or TypeError for what is none."""
-    if not -1 <= value <= 1:
-        raise ValueError("a cosine is from -1 to 1")
-    return float(value)
-
-
 def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
     kind = event["event"]
     if kind == "waits":
@@ -109,18 +90,12 @@ def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
         process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
         most_up, most_down = facts.traffic.get(process, (0, 0))
         facts.traffic[process] = max(most_up, up), max(most_down, down)
-    if kind not in ("offer", "dropped", "round", "part", "equivocated"):
+    if kind not in ("offer", "dropped", "round"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])
     if kind == "offer":
         facts.offered[fragment, version] = count(event["nbytes"]) if event["tokens"] else 0
     elif kind == "dropped":
         facts.dropped[fragment] = facts.dropped.get(fragment, 0) + count(event["tokens"])
-    elif kind == "equivocated":
-        facts.second.add((fragment, version, str(event["by"])))
-    else:
-        if kind == "round" and event["fault"] is not None:
-            facts.faults[fragment, version] = str(event["fault"])
-        part = count(event["part"]) if kind == "part" else WHOLE
-        for site, cosine in event.get("agreement", {}).items():  # older tapes have none
-            facts.agreement.setdefault((fragment, version, site), {})[part] = _cosine(cosine)
+    elif event["fault"] is not None:
+        facts.faults[fragment, version] = str(event["fault"])

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from composer_prime.ablate.ablation import ablate, calibration_job, dry_run
+from composer_prime.ablate.ablation import ablate, dry_run
 from composer_prime.ablate.plan import Job, plan_jobs
 from composer_prime.ablate.report import write_report
-from composer_prime.ablate.rows import read_measured
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.paths import RunPaths
 from composer_prime.errors import BadInput, SiteError, StoreError
-from composer_prime.metrics import TRAIN_STEP_S
 from composer_prime.sites.embedded.folder import claim_run_folder
 from tests.ablate.arms import HINTS, TEACHERS, FakeRunner, row_of, write_recipe
 
@@ -49,7 +47,7 @@ def test_every_arm_and_seed_is_run_once_seed_by_seed_with_time_left_told(tmp_pat
     assert [line.partition(":")[0] for line in lines] == [
         f"[{number}/4] {label}" for number, label in enumerate(runner.given, 1)
     ]
-    assert "elapsed, about 2 min 40 s left" in lines[0]  # 50 s for +hint (40 + 10), 60 s for base, 50 s
+    assert "elapsed, about 2 min 30 s left" in lines[0]  # 50 s each
     assert lines[-1].endswith("about 0 s left")
 
 
@@ -106,62 +104,26 @@ def test_other_held_out_tasks_are_judged_anew(tmp_path: Path):
     assert runner.given == ["base seed 0", "+hint seed 0"]
 
 
-def test_a_dry_run_predicts_from_a_calibration_that_is_made_once(tmp_path: Path):
-    runner, console = FakeRunner(), screen()
-    for _ in range(2):
-        dry_run(jobs_in(tmp_path, num_seeds=1, max_steps=6), runner, console, usd_per_hour=36)
-    assert runner.given == ["base seed 0"]
-    assert not (tmp_path / "out/test-ablation/rows").exists()
-    # 40 s less 3 later steps of 5 s are its start; with 6 steps and two evaluations of 10 s base takes 70 s, +hint 60 s
-    lines = [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
-    assert "base 0 to do 1 min 10 s 0.7000" in lines
-    assert "left 2 runs 2 min 10 s 1.30" in lines
-    assert "Predicted from 4 steps of base" in text(console)
+def test_a_dry_run_makes_no_run_and_predicts_from_finished_ones_of_the_same_arm(tmp_path: Path):
+    jobs = jobs_in(tmp_path, num_seeds=2)
 
+    def shown() -> list[str]:
+        console = screen()
+        dry_run(jobs, console, usd_per_hour=36)
+        return [" ".join(line.replace("│", " ").split()) for line in text(console).splitlines()]
 
-def test_a_schedule_that_is_longer_than_the_calibration_keeps_no_dry_run_away(tmp_path: Path):
-    schedule = {"trainer__scheduler__type": "linear", "trainer__scheduler__warmup_steps": 0}
-    (job, *_) = jobs_in(tmp_path, max_steps=6, trainer__scheduler__decay_steps=6, **schedule)
-    runner = FakeRunner()
-    dry_run([job], runner, screen())
-    assert runner.given == ["base seed 0"]
-
-
-def test_a_first_step_that_waits_for_the_start_makes_no_later_step_longer(tmp_path: Path):
-    paths = RunPaths.of(jobs_in(tmp_path)[0].recipe)
-    tape = paths.site("a").tape("trainer")
-    tape.parent.mkdir(parents=True)
-    tape.write_text(
-        "".join(json.dumps({"step": step, TRAIN_STEP_S: each}) + "\n" for step, each in enumerate((90, 2, 3)))
-    )
-    paths.site("a").tape("orchestrator").touch()
-    paths.summary.write_text(json.dumps({"wall_s": 100.0, "sites": {"a": {"steps": 3}}}))
-    assert read_measured(paths).later_steps_s == 5.0
-
-
-def test_a_changed_arm_has_a_calibration_of_its_own_and_that_of_before_stays(tmp_path: Path):
-    runner = FakeRunner()
-    folders = [calibration_job(jobs_in(tmp_path, trainer__optim__lr=lr)[0]).folder for lr in (0.1, 0.2, 0.1)]
-    for lr in (0.1, 0.2, 0.1):
-        dry_run(jobs_in(tmp_path, trainer__optim__lr=lr), runner, screen())
-    assert runner.given == ["base seed 0", "base seed 0"]
-    assert folders[0] == folders[2] != folders[1]
-
-
-def test_a_dry_run_predicts_from_finished_runs_of_the_same_arm(tmp_path: Path):
-    jobs, console = jobs_in(tmp_path, num_seeds=2), screen()
+    assert {"base 0 to do - -", "left 4 runs - -"} <= set(shown()) and not (tmp_path / "out").exists()
     for job in jobs[:2]:
-        row = row_of(job, 0.5, run_s=3600.0 if job.arm.name == "+hint" else 40.0)
         job.row.parent.mkdir(parents=True, exist_ok=True)
-        job.row.write_text(row.model_dump_json())
-    runner = FakeRunner()
-    dry_run(jobs, runner, console)
-    assert runner.given == [] and text(console).count("1 h 00 min") == 2 and "2 of 4 done" in text(console)
-    assert "1 h 01 min" in text(console)  # left: 60 s and 3,610 s
+        job.row.write_text(row_of(job, 0.5, run_s=3590.0 if job.arm.name == "+hint" else 40.0).model_dump_json())
+    lines = shown()
+    assert {"base 0 done 50 s 0.5000", "base 1 to do 50 s 0.5000", "+hint 1 to do 1 h 00 min 36.00"} <= set(lines)
+    assert "left 2 runs 1 h 00 min 36.50" in lines and not jobs[2].row.exists()
 
 
-def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_path: Path):
-    assert ablate(jobs_in(tmp_path, HINTS, TEACHERS), FakeRunner(told), screen(), usd_per_hour=36) == 0
+def test_the_report_tells_intervals_and_differences_in_one_table(tmp_path: Path):
+    jobs = jobs_in(tmp_path, HINTS, TEACHERS)
+    assert ablate(jobs, FakeRunner(told), screen(), usd_per_hour=36) == 0
     folder = tmp_path / "out" / "test-ablation"
     data = json.loads((folder / "report.json").read_text())
     base, hint, replay, full = data["arms"]
@@ -171,14 +133,17 @@ def test_the_report_tells_intervals_differences_and_the_price_of_a_point(tmp_pat
     assert hint["minus_base"]["high"] - 0.2 == pytest.approx(4.303 * 0.1 / 3**0.5)
     assert replay["minus_base"] == pytest.approx({"value": 0.0, "low": 0.0, "high": 0.0})
     assert base["minus_base"] is None and base["area"]["value"] == pytest.approx(0.25)
-    assert hint["tokens_a_point"]["value"] == pytest.approx(1000 / 40)  # 0.5 - 0.1 are 40 points
-    assert hint["dollars_a_point"]["value"] == pytest.approx(0.5 / 40)  # 50 s at a cent a second
-    assert full["tokens_a_point"] is None
+    assert full["dollars"] == pytest.approx(0.5)  # 50 s at a cent a second
     assert len(data["rows"]) == 12 and data["rows"][0]["dollars"] == pytest.approx(0.5)
     page = (folder / "report.md").read_text()
-    assert "| +hint | 3 | 0.500 [" in page and "## Minus base" in page and "`--replay.teachers=[]`" in page
-    for picture in ("held_out.png", "curves.png"):
-        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+    (line,) = [line for line in page.splitlines() if line.startswith("| +hint ")]
+    assert line.startswith("| +hint | 3 | 0.500 [0.003, 0.997] | +0.200 [-0.048, +0.448] | 0.250 [")
+    assert "`--replay.teachers=[]`" in page and "Price: 36 USD an hour" in page
+    assert "(held_out.png)" in page and (folder / "held_out.png").read_bytes().startswith(b"\x89PNG")
+    write_report(jobs, {job: row_of(job, 0.5) for job in jobs[:1]}, {})
+    page, data = (folder / "report.md").read_text(), json.loads((folder / "report.json").read_text())
+    assert "Price: unknown" in page and [data["arms"][0][key] for key in ("dollars", "minus_base")] == [None, None]
+    assert data["arms"][0]["held_out"] == {"value": 0.5, "low": None, "high": None}
 
 
 def test_an_arm_that_did_harm_has_a_line_at_the_top_and_one_within_the_noise_has_none(tmp_path: Path):
@@ -203,11 +168,3 @@ def test_the_report_says_of_a_run_whose_teachers_fell_silent_for_how_many_tokens
     assert [line for line in page.splitlines() if "no teacher answered" in line] == [
         "- +replay seed 0: no teacher answered for 40 of 1,000 generated tokens"
     ]
-
-
-def test_without_a_price_dollars_are_a_dash(tmp_path: Path):
-    ablate(jobs_in(tmp_path, num_seeds=1), FakeRunner(), screen())
-    folder = tmp_path / "out" / "test-ablation"
-    assert "Price: unknown" in (folder / "report.md").read_text()
-    arms = json.loads((folder / "report.json").read_text())["arms"]
-    assert [arm["dollars"] for arm in arms] == [None, None] and arms[0]["held_out"]["low"] is None

@@ -117,10 +117,10 @@ def test_a_placebo_draws_otherwise_than_base_with_each_seed_and_is_judged_on_the
 
 def test_what_is_left_out_is_told_before_the_first_run_in_a_dry_run_and_in_the_report(tmp_path: Path) -> None:
     jobs = [job for each in jobs_in(tmp_path, HINTS).values() for job in each]
-    assert told(dry_run, jobs, FakeRunner()).startswith(f"{NO_TEACHER}\n")
+    assert told(dry_run, jobs).startswith(f"{NO_TEACHER}\n")
     assert told(ablate, jobs, FakeRunner()).startswith(f"{NO_TEACHER}\n[1/5]")
     page = (jobs[0].folder / "report.md").read_text()
-    assert f"\n- {NO_TEACHER}\n" in page[page.index("## Arms") : page.index("## Runs")]
+    assert f"\n- {NO_TEACHER}\n" in page
 
 
 def rows_with(jobs: Mapping[str, list[Job]], held_out: Mapping[str, float]) -> None:
@@ -168,18 +168,15 @@ def test_a_restart_whose_seed_lacks_a_run_is_not_made_and_the_reason_is_told(tmp
     assert not jobs[-1].run.root.exists() and not Path(jobs[-1].recipe.model.name).exists()
 
 
-def test_the_report_says_where_a_restart_began_and_counts_its_points_from_there(tmp_path: Path) -> None:
+def test_the_report_says_where_a_restart_began(tmp_path: Path) -> None:
     jobs = jobs_in(tmp_path, num_seeds=2)
     rows = {job: row_of(job, 0.5) for name in ("base", "+hint") for job in jobs[name]}
     rows |= {job: row_of(job, 0.6, start=0.4 + job.seed / 5, restarted_from="+hint") for job in jobs["restart"]}
     jobs["base"][0].folder.mkdir(parents=True)
     page = write_report([job for each in zip(*jobs.values(), strict=True) for job in each], rows, {}).read_text()
-    (minus,) = [line for line in page.splitlines() if line.startswith("| restart | 2 | +0.1")]
-    assert minus.split(" | ")[-1].startswith("0.500 [")
-    assert "| restart | 1 | 0.600, +hint | 0.600 |" in page and "| base | 1 | 0.100, untrained | 0.500 |" in page
-    arms = {arm["name"]: arm for arm in json.loads((jobs["base"][0].folder / "report.json").read_text())["arms"]}
-    assert arms["restart"]["tokens_a_point"]["value"] == pytest.approx(1000 / 10)  # the mean gain is 0.1
-    assert arms["base"]["start"] is None
+    lines = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines() if line.startswith("| ")}
+    assert lines["| restart"][1:3] == ["2", "0.600 [0.600, 0.600]"] and lines["| restart"][3].startswith("+0.100")
+    assert lines["| restart"][6].startswith("0.500 [") and lines["| base"][6].startswith("0.100 [")
 
 
 def address(recipe: Recipe) -> str:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from composer_prime.bench import link_network
 from composer_prime.errors import BadInput
+from tests.bench.link import network as link_network
 
 
 @pytest.fixture

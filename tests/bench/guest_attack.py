@@ -3,10 +3,9 @@
     python -m tests.bench.guest_attack --members 1 --members 3 --seed 0 --seed 1 --seed 2
 
 Each seed has a run for each arm: without a guest, beside one that plays all kinds of hostile offers in turn and in
-every other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. Of those
-that run when asked for, `--arm unguarded` is the control: a member's random offer, which a plain mean by claimed tokens
-takes whole. The page's recipe is changed in its pace, a round every two seconds, 200 of them, and in its task, to one
-that is learned by then: reversing letters. The judge is the reward of the final weights on tasks that no site has seen.
+every other round what turns it around, and beside a site of ours on an environment that rewards wrong answers. The
+page's recipe is changed in its length, 200 rounds, and in its task, to one that is learned by then: reversing letters.
+The judge is the reward of the final weights on tasks that no site has seen.
 """
 
 import argparse
@@ -23,17 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_prime.bench.adversaries import (
-    HELD_OUT_PROMPTS,
-    HELD_OUT_ROLLOUTS,
-    POLL_S,
-    RUN_LIMIT_S,
-    STOP_S,
-    describe_pairs,
-)
-from composer_prime.bench.adversary_kinds import GUEST_KINDS
-from composer_prime.bench.adversary_site import HostilePlan, read_book
-from composer_prime.bench.held_out import final_weights, held_out_reward
+from composer_prime.ablate.held_out import final_weights, held_out_reward
 from composer_prime.config.load import load_recipe
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child, stop
 from composer_prime.store import keys, open_store
@@ -41,6 +30,16 @@ from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Commit
 from composer_prime.volunteers.invitation import decode
 from tests.architecture import REPOSITORY
+from tests.bench.adversaries.adversaries import (
+    HELD_OUT_PROMPTS,
+    HELD_OUT_ROLLOUTS,
+    POLL_S,
+    RUN_LIMIT_S,
+    STOP_S,
+    describe_pairs,
+)
+from tests.bench.adversaries.kinds import GUEST_KINDS
+from tests.bench.adversaries.site import HostilePlan, read_book
 
 ARMS: dict[str, tuple[str, ...]] = {
     "clean": (),
@@ -48,10 +47,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "wrong": (),
     "honest": (),
     "against": ("against",),
-    "unguarded": ("endless tokens",),
 }
 """What hostile offers the guest makes, in turn; none: there is no guest, or one that trains."""
-UNGUARDED = f'aggregate = "mean"\nweighting = "tokens"\nstep_tokens = {2**53}\n'
 TASK = {
     'model.name = "tiny-sort"': 'model.name = "tiny"',
     '"sort-letters", env.taskset = { id = "sort-letters", alphabet = "abcdefgh", num_examples = 1024 }': (
@@ -80,20 +77,15 @@ class Run:
     members: Sequence[str]
     arm: str
 
-    def prepare(self, rounds: int, round_s: float) -> None:
-        """The owner's keys and recipe, by the page's commands; the pace and more sites of the owner's are put in."""
+    def prepare(self, rounds: int) -> None:
+        """The owner's keys and recipe, by the page's commands, with another task and a shorter run."""
         self._page = (REPOSITORY / "docs/volunteers.md").read_text()
         made, written, self._site = documented(self._page, "1. A run with an owner")
         (self._invite,) = documented(self._page, "2. The invitation")
-        more = [name for name in self.members if name != "a"]
-        made += "".join(f"{name.upper()}=$(composer-prime keygen {name}.key)\n" for name in more)
         changes = {
             **TASK,
             "max_steps = 4000": f"max_steps = {rounds // FRAGMENTS * INNER_STEPS}",
-            "inner_seconds = 10": f"inner_seconds = {round_s * FRAGMENTS}",
             'name = "letters"\n': f'name = "letters"\nseed = {self.seed}\n\n[sites]\ncount = {len(self.members)}\n',
-            'a = "$A"\n': "".join(f'{name} = "${name.upper()}"\n' for name in self.members),
-            "fragments = 2\n": "fragments = 2\n" + (UNGUARDED if self.arm == "unguarded" else ""),
         }
         for old, new in changes.items():
             assert written.count(old) == 1, old
@@ -109,13 +101,17 @@ class Run:
 
     def start(self) -> list[Child]:
         """The owner's sites, the invitation as soon as there is a run, and the guest with what it was sent."""
-        children = [self._child(name, self._site_command(name)) for name in self.members]
-        if self.arm == "clean":
-            return children
+        children = [self._child("a", self._site_command("a"))]
         while not (self.bucket / keys.manifest()).exists():
             check(children)
             time.sleep(POLL_S)
-        self._bash(self._invite.rstrip() + " --member --allow mean --allow tokens" * (self.arm == "unguarded"))
+        for name in (name for name in self.members if name != "a"):
+            admit = f"composer-prime admit bucket/letters --site {name} --key owner.key --public"
+            self._bash(f"{admit} $(composer-prime keygen {name}.key)")
+            children.append(self._child(name, self._site_command(name)))
+        if self.arm == "clean":
+            return children
+        self._bash(self._invite)
         return [*children, self._adversary() if ARMS[self.arm] else self._trainer()]
 
     def _trainer(self) -> Child:
@@ -135,7 +131,7 @@ class Run:
         """What holds the invitation's key and never trains."""
         invitation = decode((self.folder / f"{GUEST}.invitation").read_text())
         key, key_file = invitation.key(), self.folder / f"{GUEST}.key"
-        assert key is not None and invitation.guest == (self.arm != "unguarded")
+        assert key is not None and invitation.guest
         key.save(key_file)
         plan = HostilePlan(
             store=str(self.bucket),
@@ -148,7 +144,7 @@ class Run:
             kinds=ARMS[self.arm],
         )
         path = plan.save(self.folder / "plan.json")
-        return self._child(GUEST, [sys.executable, "-m", "composer_prime.bench.adversary_site", str(path)])
+        return self._child(GUEST, [sys.executable, "-m", "tests.bench.adversaries.site", str(path)])
 
     def _site_command(self, name: str) -> list[str]:
         command = shlex.split(self._site, comments=True)
@@ -232,7 +228,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="all of them")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--round-s", type=float, default=2.0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/guest-attack"))
     asked = parser.parse_args()
     arms = asked.arm or ["clean", "hostile", "wrong"]
@@ -243,7 +238,7 @@ def main() -> None:
             folder = (asked.folder / f"{members}-members-seed-{seed}").absolute()
             runs = [Run(folder / arm.replace(" ", "-"), seed, names, arm) for arm in arms]
             for run in runs:
-                run.prepare(asked.rounds, asked.round_s)
+                run.prepare(asked.rounds)
             for together in batches(runs):
                 began = time.monotonic()
                 play(together)

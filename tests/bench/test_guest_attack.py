@@ -20,7 +20,7 @@ def test_in_a_run_as_documented_a_guest_that_offers_twice_the_way_back_moves_hal
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path / "run", seed=0, members="a", arm="against")
-    run.prepare(rounds=8, round_s=2.0)
+    run.prepare(rounds=8)
     play([run])
     rounds = [{entry.site: entry for entry in commit.taken} for commit in run.commits()]
     pairs = [(taken["a"], taken[GUEST]) for taken in rounds if GUEST in taken]

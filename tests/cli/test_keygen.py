@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from composer_prime.cli.keygen import keygen
+from composer_prime.cli.owner import keygen
 from composer_prime.errors import ConfigError
 from composer_prime.sync.signatures import SigningKey, check_public, verify
 
@@ -37,8 +37,7 @@ def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner_and_the_command_th
     answer = CliRunner().invoke(app, [str(tmp_path / "a.pem")])
     public = answer.stdout.strip()
     site, command, owner = answer.stderr.splitlines()
-    assert "[outer.keys]" in site and "[outer]" in owner
-    assert tomllib.loads(f"[outer.keys]\n{site.rpartition(': ')[2]}") == {"outer": {"keys": {"a": public}}}
+    assert f'[site]: key_file = "{tmp_path / "a.pem"}"' in site and "[outer]" in owner
     assert command.endswith(f": composer-prime admit STORE --site a --public {public} --key OWNER.KEY")
     assert tomllib.loads(f"[outer]\n{owner.rpartition(': ')[2]}") == {"outer": {"owner": public}}
 

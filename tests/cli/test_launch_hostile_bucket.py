@@ -14,8 +14,9 @@ import pytest
 from composer_prime.errors import KeyMissing
 from composer_prime.executors.base import Job, JobSpec
 from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
+from composer_prime.launch import launch_keys
 from composer_prime.launch.records import LaunchBook, open_launch
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 from composer_prime.sync.canonical import canonical, sha256_hex
 from tests.cli.command_line import Answer, call
 from tests.executors.jobs import FOREVER

@@ -1,4 +1,4 @@
-"""`reopen`, `admit`, `revoke` and `committer`: what they print, and how a mistake is answered."""
+"""`admit` and `revoke`: what they print, and how a mistake is answered."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.cli.command_line import Answer, call
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+from tests.sync.harness import HandSite, make_terms
 
 
 @pytest.fixture
@@ -47,25 +47,8 @@ def test_without_the_owners_key_nothing_happens(cli, owned, tmp_path: Path):
     assert_refused(cli("revoke", store, "--site", "a"), "has an owner", "--key")
     assert_refused(cli("revoke", store, "--site", "a", "--key", str(tmp_path / "other.pem")), "is owned by")
     assert_refused(cli("revoke", store, "--site", "a", "--key", str(tmp_path / "none.pem")), "doesn't exist")
-    assert_refused(cli("reopen", store, "--rounds", "9"), "has an owner")
     assert open_store(store).list(keys.admissions_prefix()) == []
 
 
-def test_a_closed_run_is_reopened_once(cli, tmp_path: Path):
-    store = str(tmp_path / "run")
-    run_sites(ThreadSite(open_store(store), make_terms(), "a"))
-    answer = cli("reopen", store, "--rounds", "6")
-    assert answer.code == 0 and "1st time: the run goes on to 6 rounds" in answer.out
-    assert_refused(cli("reopen", store, "--rounds", "9"), "isn't closed yet")
-
-
-def test_the_committer_is_handed_over_in_a_run_that_has_one(cli, tmp_path: Path):
-    for name, terms in (("alone", make_terms(committer="a")), ("any", make_terms())):
-        HandSite(open_store(str(tmp_path / name)), terms, "a", [0.0])
-    answer = cli("committer", str(tmp_path / "alone"), "--to", "b")
-    assert answer.code == 0 and "site b alone creates commits" in answer.out
-    assert_refused(cli("committer", str(tmp_path / "any"), "--to", "b"), "outer.committer")
-
-
 def test_a_folder_without_a_run_is_answered_in_one_line(cli, tmp_path: Path):
-    assert_refused(cli("reopen", str(tmp_path), "--rounds", "9"), "holds no run")
+    assert_refused(cli("revoke", str(tmp_path), "--site", "a"), "holds no run")

@@ -6,6 +6,7 @@ import pytest
 
 from composer_prime.config import load_recipe, recipe_from_data
 from composer_prime.config.load import parse_value
+from composer_prime.config.messages import GONE
 from composer_prime.errors import ConfigError
 from tests.config.recipes import minimal
 
@@ -128,7 +129,9 @@ def test_a_value_is_toml_where_it_parses_and_text_elsewhere(text: str, value: ob
         ),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_known_name(recipe_path: Path, override: str, message: str) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_known_name_or_what_does_its_job(
+    recipe_path: Path, override: str, message: str
+) -> None:
     assert complaint(recipe_path, *override.split()).startswith(message)
 
 
@@ -191,7 +194,7 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
         ("--outer.lr -1", "outer.lr (-1) must be greater than 0: raise it"),
         ("--outer.momentum 1", "outer.momentum (1) must be less than 1: lower it"),
         ("--outer.lr nan", "outer.lr (NaN) must be finite: give a number such as 0.5"),
-        ("--outer.codec int3", "outer.codec (int3) must be fp32, bf16, int8, int4, e3m0 or topk: choose one of them"),
+        ("--outer.codec int3", "outer.codec (int3) must be fp32, bf16, int8, int4 or topk: choose one of them"),
         ("--max_steps many", "max_steps (many) must be a whole number: give one, such as 8"),
         ("--max_steps", "max_steps (true) must be a whole number: give one, such as 8"),
         ("--clean 1", "clean (1) must be true or false: write it without quotes"),
@@ -235,6 +238,11 @@ def test_an_unknown_key_is_reported_before_what_it_left_undone(recipe_path: Path
 )
 def test_a_bad_value_is_named_with_its_limit_and_a_remedy(recipe_path: Path, override: str, message: str) -> None:
     assert complaint(recipe_path, *override.split()) == message
+
+
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_is_gone_is_refused_by_a_line_that_names_what_does_its_job_now(recipe_path: Path, key: str) -> None:
+    assert complaint(recipe_path, f"--{key}", "1") == f"{key} is no key any more: {GONE[key]}"
 
 
 def test_a_missing_setting_is_named_with_the_flag_that_gives_it() -> None:

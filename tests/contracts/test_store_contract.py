@@ -1,9 +1,10 @@
-"""What every store promises, run against each of them: memory, a folder, moto, a real SeaweedFS, a fake of Google's.
+"""What every store promises, run against each of them: memory, a folder, moto, a real SeaweedFS, and stand-ins.
 
 "hf" is SeaweedFS opened with the settings for Hugging Face; "faulty" is the memory store behind a plan without faults,
 "throttled" the same behind a limit.
 """
 
+import importlib
 import random
 import secrets
 import subprocess
@@ -16,17 +17,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from s3fs import S3FileSystem
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
-from composer_prime.store.memory import MemoryStore
-from composer_prime.store.throttled import throttle
+from composer_prime.store.fsspec import FsspecStore
+from composer_prime.store.metered import throttle
+from composer_prime.store.obstore import MemoryStore
 from tests.patience import PATIENCE_S
 from tests.servers import fixtures
 from tests.store.faulty_store import FaultPlan, FaultyStore
+from tests.store.power_cut import Disk
 
-gcs, rclone, store_uri = fixtures.gcs, fixtures.rclone, fixtures.store_uri
+gs, az, rclone, store_uri = fixtures.gs, fixtures.az, fixtures.rclone, fixtures.store_uri
 
 REPOSITORY = Path(__file__).parents[2]
 KINDS = [
@@ -35,27 +39,41 @@ KINDS = [
     pytest.param("moto", marks=pytest.mark.s3),
     pytest.param("seaweed", marks=pytest.mark.s3),
     pytest.param("hf", marks=pytest.mark.s3),
-    pytest.param("gcs", marks=pytest.mark.s3),
+    "gs",
+    "az",
+    pytest.param("s3fs", marks=pytest.mark.s3),
     "faulty",
     "throttled",
 ]
 ACROSS_PROCESSES = [
     "file",
     pytest.param("seaweed", marks=pytest.mark.s3),
-    pytest.param("gcs", marks=pytest.mark.s3),
+    "gs",
 ]
 WITH_A_ROOT = [
     "file",
     pytest.param("moto", marks=pytest.mark.s3),
     pytest.param("seaweed", marks=pytest.mark.s3),
-    pytest.param("gcs", marks=pytest.mark.s3),
+    "gs",
 ]
+ON_DISK = ["file"]
 ILLEGAL_KEYS = ["", "/a", "a/", "a//b", "..", "a/../b", "a/.b", ".a", "-a", "ä", "a b", "a\\b", "a\n", "a" * 513]
+
+
+def over_s3fs(uri: str) -> FsspecStore:
+    """A bucket by the filesystem that a user brings."""
+    checksums = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+    files = S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=checksums)
+    return FsspecStore(files, *uri.removeprefix("s3://").split("/", 1))
 
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, store_uri: Callable[[str], str]) -> Iterator[Store]:
     kind = request.param
+    if kind == "s3fs":
+        with closing(over_s3fs(store_uri("seaweed"))) as opened:
+            yield opened
+        return
     with closing(open_store(store_uri("memory" if kind in ("faulty", "throttled") else kind))) as opened:
         around = {"faulty": lambda: FaultyStore(opened, FaultPlan()), "throttled": lambda: throttle(opened, 8e3, 8e3)}
         yield around[kind]() if kind in around else opened
@@ -338,6 +356,50 @@ def test_a_store_whose_root_vanished_confirms_nothing(
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("kind", ON_DISK)
+def test_what_a_write_has_answered_outlasts_a_power_cut(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes, its name, and the names of the folders above it, which it made."""
+    disk, root = Disk(monkeypatch), tmp_path / "new" / "bucket"
+    with closing(open_store(f"{kind}://{root}")) as store:
+        assert store.create("runs/one/commit", b"record")
+        store.put("runs/one/payloads/0000", b"first")
+        store.put("runs/one/payloads/0000", b"another, longer")
+    for key in ("runs/one/commit", "runs/one/payloads/0000"):
+        assert disk.has(root / key, below=tmp_path)
+    (root / "unsynced").write_bytes(b"x")
+    assert not disk.has(root / "unsynced", below=tmp_path)
+
+
+@pytest.mark.parametrize("act", ["put", "create"])
+@pytest.mark.parametrize("kind", ACROSS_PROCESSES)
+def test_a_writer_killed_by_sigkill_leaves_whole_objects_and_all_that_were_confirmed(
+    kind: str, act: str, store_uri: Callable[[str], str]
+) -> None:
+    size, confirmed = 2**20, 5
+    code = """if True:
+        import sys
+        from composer_prime.store import open_store
+        store = open_store(sys.argv[1])
+        for turn in range(100_000):
+            getattr(store, sys.argv[2])(f"payload/{turn}", bytes([turn % 256]) * int(sys.argv[3]))
+            print(turn, flush=True)
+    """
+    uri = store_uri(kind)
+    command = [sys.executable, "-c", code, uri, act, str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as writer:
+        assert writer.stdout is not None
+        for turn in range(confirmed):
+            assert writer.stdout.readline() == f"{turn}\n"
+        writer.kill()  # in the midst of the next one
+    with closing(open_store(uri)) as store:
+        listed = store.list("payload/")
+        assert {f"payload/{turn}" for turn in range(confirmed)} <= set(listed)
+        for key in listed:
+            assert store.get(key) == bytes([int(key.rpartition("/")[2]) % 256]) * size
+
+
 class TwoWinners(MemoryStore):
     """Ignores the condition, as some S3 servers do."""
 
@@ -391,7 +453,15 @@ def test_probe_refuses_a_broken_store_and_names_it(fake: type[MemoryStore], caus
         probe_store(fake("broken"))
 
 
-@pytest.mark.parametrize("uri", ["gcs://bucket/run", "http://host/x", "s3a://bucket"])
+@pytest.mark.parametrize("kind", ["fsspec.implementations.memory.MemoryFileSystem", "huggingface_hub.HfFileSystem"])
+def test_a_filesystem_that_looks_and_then_writes_is_refused_at_first_contact(kind: str) -> None:
+    module, _, name = kind.rpartition(".")
+    store = FsspecStore(getattr(importlib.import_module(module), name)(), "bucket", "run")
+    with pytest.raises(StoreUnusable, match=rf"{name} is not known to create a file atomically .*by its URI"):
+        probe_store(store)
+
+
+@pytest.mark.parametrize("uri", ["gcs://bucket/run", "abfs://bucket/run", "http://host/x", "s3a://bucket"])
 def test_unknown_scheme_is_refused_with_the_known_ones(uri: str) -> None:
     with pytest.raises(ConfigError, match=rf"{uri}.*unknown scheme.*file://.*s3://.*gs://.*hf://.*memory://"):
         open_store(uri)
@@ -402,7 +472,7 @@ def test_unknown_scheme_is_refused_with_the_known_ones(uri: str) -> None:
     [
         *("", "file://relative/path", "memory://"),
         *("s3://", "s3://ab", "s3://bucket/a b", "s3://bucket/.."),
-        *("gs://", "gs://ab", "gs://BUCKET", "gs://bucket/a b", "gs://bucket/.."),
+        *("gs://", "gs://ab", "gs://bucket/a b", "gs://bucket/..", "az://", "az://bucket/.."),
         *("hf://", "hf://buckets", "hf://buckets/name", "hf://models/name/bucket", "hf://buckets/na me/bucket"),
     ],
 )

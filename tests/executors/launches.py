@@ -13,7 +13,7 @@ from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.records import Attempt, JobRecord, LaunchBook, begin_launch, open_launch
 from composer_prime.launch.supervisor import Supervisor
 from composer_prime.store.base import Store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from tests.executors.scripted import ScriptedPlatform
 
 SECRET = "very-secret-value-0123456789"

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
-from composer_prime.executors.prices import shipped
+from composer_prime.plan.prices import shipped
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, Refused, routes
 from tests.executors.platforms import Trouble

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from composer_prime.executors.prices import Machine, shipped
+from composer_prime.plan.prices import Machine, shipped
 from tests.executors.loopback_hf_jobs_containers import Container
 
 if TYPE_CHECKING:

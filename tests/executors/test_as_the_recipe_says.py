@@ -9,7 +9,7 @@ from composer_prime.config import PrimeRecipe, RecipeBase, load_any
 from composer_prime.errors import BadInput, ModelError, Problems
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import LaunchPlan, plan_launch
-from composer_prime.launch.preflight import Unchecked, described, memory_lines
+from composer_prime.launch.preflight import described, memory_lines
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.launches import small_plan, small_recipe
@@ -91,7 +91,7 @@ def test_what_can_not_be_checked_is_refused_unless_that_is_said(
     def shapes(model: str) -> Any:
         raise ModelError("the hub doesn't answer")
 
-    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
+    monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", shapes)
     with serving_hub() as hub:
         hub.broken = True
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -117,8 +117,3 @@ def test_what_can_not_be_checked_is_refused_unless_that_is_said(
     assert plain.code == 2 and "site a on" not in plain.out
     assert access.startswith("access to") and memory.startswith("GPU memory")
     assert access.endswith("mend that, or go on with --unchecked") and memory.endswith("--unchecked")
-
-
-def test_a_line_on_what_is_unknown_is_a_line() -> None:
-    (line,) = memory_lines(small_plan("modal", launch={"gpu": "T4"}), unknown)
-    assert line == "GPU memory: not checked (the hub doesn't answer)" and isinstance(line, Unchecked)

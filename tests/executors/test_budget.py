@@ -37,34 +37,23 @@ def ended(hours: float, usd: float | None = 2.0) -> Attempt:
     return ran(asked(DAY_S, usd, at=began), began, began + hours * HOUR_S)
 
 
-def test_without_limits_a_job_gets_what_it_wants() -> None:
-    assert allowed_s(Limits(), [running(5, 9)], Price(None, ""), wanted_s=DAY_S, waiting=1, now=NOW) == DAY_S
-
-
-def test_a_cost_limit_is_shared_by_those_who_wait() -> None:
-    limits = Limits(max_usd=8.0)
-    assert allowed_s(limits, [], PRICE, wanted_s=DAY_S, waiting=2, now=NOW) == 2 * HOUR_S
-
-
-def test_what_running_jobs_can_still_spend_is_kept_for_them() -> None:
-    limits = Limits(max_usd=20.0)
-    expenses = [ended(1), running(1, 4)]  # 2 spent, 8 at most
-    assert allowed_s(limits, expenses, PRICE, wanted_s=DAY_S, waiting=1, now=NOW) == 5 * HOUR_S
-
-
-def test_a_spent_budget_starts_nothing() -> None:
-    assert allowed_s(Limits(max_usd=2.01), [ended(1)], PRICE, wanted_s=DAY_S, waiting=1, now=NOW) == 0
-    assert allowed_s(Limits(max_hours=49.0), [ended(1)], FREE, wanted_s=DAY_S, waiting=1, now=NOW) == 0
-
-
-def test_hours_count_from_the_first_job() -> None:
-    seconds = allowed_s(Limits(max_hours=51.0), [ended(1)], FREE, wanted_s=DAY_S, waiting=3, now=NOW)
-    assert seconds == HOUR_S
-
-
-def test_a_limit_on_cost_cuts_no_job_that_costs_nothing() -> None:
-    limits = Limits(max_usd=0.01)
-    assert allowed_s(limits, [running(9, 9, 0.0)], FREE, wanted_s=60, waiting=1, now=NOW) == 60
+@pytest.mark.parametrize(
+    ("limits", "attempts", "price", "waiting", "seconds"),
+    [
+        (Limits(), [running(5, 9)], Price(None, ""), 1, DAY_S),
+        (Limits(max_usd=8.0), [], PRICE, 2, 2 * HOUR_S),
+        (Limits(max_usd=20.0), [ended(1), running(1, 4)], PRICE, 1, 5 * HOUR_S),  # 2 spent, 8 at most
+        (Limits(max_usd=2.01), [ended(1)], PRICE, 1, 0),
+        (Limits(max_hours=49.0), [ended(1)], FREE, 1, 0),
+        (Limits(max_hours=51.0), [ended(1)], FREE, 3, HOUR_S),
+        (Limits(max_usd=0.01), [running(9, 9, 0.0)], FREE, 1, DAY_S),
+    ],
+    ids=["no limit", "shared", "kept for running ones", "spent", "over", "hours from the first job", "free"],
+)
+def test_a_new_job_gets_what_the_limits_leave_after_all_that_was_and_can_be_spent(
+    limits: Limits, attempts: list[Attempt], price: Price, waiting: int, seconds: float
+) -> None:
+    assert allowed_s(limits, attempts, price, wanted_s=DAY_S, waiting=waiting, now=NOW) == seconds
 
 
 @pytest.mark.parametrize(
@@ -84,13 +73,9 @@ def test_a_limit_on_cost_that_could_never_bite_is_refused_with_its_reason_and_wh
     check_bounded(Limits(max_usd=5.0), PRICE, "moon")
 
 
-def test_what_is_not_known_to_have_started_costs_nothing_yet_but_is_kept() -> None:
-    meant = asked(HOUR_S, 3.0)
-    assert spent_usd(meant, NOW + 60) == 0.0 and most_usd(meant, NOW + 60) == 3.0
-
-
-def test_what_is_billed_beyond_a_time_out_is_kept_back_and_a_job_that_never_ran_costs_nothing() -> None:
+def test_what_may_be_billed_is_kept_back_also_beyond_a_time_out_and_a_job_that_never_ran_costs_nothing() -> None:
     meant = asked(HOUR_S, 3600.0, 100)
+    assert spent_usd(meant, NOW + 60) == 0.0
     assert most_usd(meant, NOW) == pytest.approx(HOUR_S + 100)
     assert most_usd(ran(meant, NOW, NOW + 10), NOW + 20) == pytest.approx(110)
     assert most_usd(ran(meant, None, NOW + 10), NOW + 20) == 0

@@ -23,10 +23,10 @@ import pytest
 from composer_prime.config import load_any
 from composer_prime.errors import ModelError, Problems
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, LINK_VARIABLE, PRIME_RL_IMAGES, packages_of
-from composer_prime.executors.prices import shipped
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight import described
+from composer_prime.plan.prices import shipped
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.registry import loopback
@@ -231,7 +231,7 @@ def platform(on: str, moto: S3Server, tmp_path: Path, monkeypatch: pytest.Monkey
     def unknown(model: str) -> Any:
         raise ModelError("the hub doesn't answer")
 
-    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", unknown)
+    monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", unknown)
     monkeypatch.chdir(tmp_path)
     with serving_hub() as hub, closing(loopback(on, tmp_path / "platform")) as opened:
         hub.broken = True

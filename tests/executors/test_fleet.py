@@ -6,12 +6,13 @@ import pytest
 
 from composer_prime.errors import BadInput, CorruptObject, ExecutorError, StoreError
 from composer_prime.executors.base import JobState
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Stopped
 from composer_prime.launch.listing import chosen, merged_logs, rows
 from composer_prime.launch.records import LaunchBook, begin_launch, newest_launch, open_launch
-from composer_prime.store import keys, launch_keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store import keys
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.records import Beat
 from tests.executors.launches import SECRET, Scene, empty_bucket

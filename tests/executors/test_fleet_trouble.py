@@ -4,11 +4,12 @@ import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.listing import rows
 from composer_prime.launch.records import read_order
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 from tests.executors.launches import Scene, meant, running, small_plan
 from tests.executors.scripted import ScriptedPlatform
 
@@ -393,24 +394,6 @@ def test_a_hanging_job_is_paid_until_its_end_is_confirmed() -> None:
     assert running(scene) == ["a2"] and states(scene)["a", 1] == "hung"
 
 
-def test_what_a_platform_bills_beyond_a_time_out_is_kept_back() -> None:
-    platform = ScriptedPlatform(usd_per_hour=3600.0, overrun_s=100)
-    scene = Scene(limits=Limits(max_usd=1000.0), platform=platform)
-    supervisor = scene.supervisor()
-    supervisor.check()
-    supervisor.turn()
-    assert [spec.timeout_s for spec, _ in platform.jobs.values()] == [400, 400]
-
-
-def test_a_limit_on_cost_is_refused_where_an_hour_has_no_most() -> None:
-    platform = ScriptedPlatform(usd_per_hour=1.0, unbounded="set launch.cpus")
-    scene = Scene(limits=Limits(max_usd=5.0), platform=platform)
-    with pytest.raises(BadInput, match=r"--max-cost \(5\) .*set launch.cpus, or leave --max-cost out"):
-        scene.supervisor().check()
-    scene.limits = Limits(max_hours=5.0)
-    scene.supervisor().check()
-
-
 # --- half submitted --------------------------------------------------------------------------------------------------
 
 
@@ -423,18 +406,3 @@ def test_a_job_that_was_only_half_submitted_is_submitted_again() -> None:
     scene.platform.on_submit.append(lambda: submitted.append("again"))
     scene.supervisor().turn()
     assert submitted == ["again"] and list(scene.platform.jobs) == [job_id]
-
-
-def test_a_job_that_waits_long_for_a_machine_is_mentioned_once_and_not_ended() -> None:
-    scene = Scene(plan=small_plan(sites=("a",)))
-    supervisor = scene.supervisor()
-    supervisor.turn()
-    job_id = scene.job_id("a", 1)
-    scene.platform.jobs[job_id] = (scene.platform.jobs[job_id][0], JobStatus(JobState.PENDING))
-    for later_s in (0.0, 601.0, 1200.0, 90_000.0):
-        scene.later_s = later_s
-        assert supervisor.turn() is False
-    assert [line for line in scene.said if "waits for a machine" in line] == [
-        "a: attempt 1 still waits for a machine after 10 minutes"
-    ]
-    assert scene.platform.cancelled == [] and list(scene.platform.jobs) == [job_id]

@@ -7,9 +7,8 @@ import pytest
 
 from composer_prime.config import RecipeBase
 from composer_prime.errors import BadInput, ModelError, StoreUnusable
-from composer_prime.executors.base import Resources
-from composer_prime.executors.prices import shipped
-from composer_prime.launch.preflight import GIB, GPUS, Estimate, gpu_gib, memory_lines
+from composer_prime.launch.preflight import GIB, Estimate, memory_lines
+from composer_prime.plan.prices import GPUS, gpu_gib, shipped
 from tests.cli.command_line import call
 from tests.executors.launches import small_plan
 
@@ -80,7 +79,7 @@ def test_a_site_that_needs_no_gpu_is_not_spoken_of() -> None:
 def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
     for platform in ("modal", "hf-jobs"):
         names = [each.name for each in shipped(platform) if each.gpu]
-        assert [name for name in names if not gpu_gib(platform, Resources(name, 1))] == []
+        assert [name for name in names if not gpu_gib(platform, [name], 1)] == []
     assert GPUS["source"] and len(GPUS["date"]) == len("2026-01-01")
 
 
@@ -102,7 +101,7 @@ def test_the_command_refuses_a_recipe_that_does_not_fit_and_starts_nothing(
     def nobody(*_: Any) -> None:
         raise StoreUnusable("no way to the bucket")
 
-    monkeypatch.setattr("composer_prime.sites.embedded.shapes.named_shapes", shapes)
+    monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", shapes)
     monkeypatch.setattr("composer_prime.sites.embedded.prepare.open_store", nobody)
     options = ("--on", "modal", "--gpu", "L4", "--gpu-count", str(count), "--image", "any", "--outer.store", "s3://b/r")
     answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from huggingface_hub import JobInfo
 
@@ -23,8 +22,7 @@ from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
-from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, TOKEN, USER, Refused
-from tests.patience import wait_until
+from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, USER, Refused
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 SECRET = "s3cr3t-value-of-a-key"
@@ -90,16 +88,6 @@ def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(
     executor.poll(job)
     assert job.id.startswith(f"{given or USER}/")
     assert [path for _, path in service.requests].count("/api/whoami-v2") == (not given)
-
-
-def test_a_secret_is_seen_by_the_job_alone(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
-    job = executor.submit(
-        spec(sys.executable, "-c", "import os; print(os.environ['KEY'][::-1])", secrets=Secrets({"KEY": SECRET}))
-    )
-    assert list(executor.logs(job, follow=True)) == [SECRET[::-1]]
-    answer = httpx.get(f"{service.url}/api/jobs/{job.id}", headers={"Authorization": f"Bearer {TOKEN}"})
-    assert answer.json()["secrets"] == ["KEY"]
-    assert SECRET not in answer.text
 
 
 def test_a_log_is_awaited_while_its_job_is_pending_and_each_line_given_once(
@@ -178,18 +166,6 @@ def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(
     assert executor.find("demo.v1") == [job]
     assert service.executor().submit(spec()) == job
     assert stages(service) == ["RUNNING", "CANCELED"]
-
-
-def test_services_on_one_machine_leave_each_others_jobs_alone(
-    service: HfJobsPlatform, executor: HfJobsExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.executors.loopback_hf_jobs.time", SimpleNamespace(time=lambda: 0.0))
-    neighbour = HfJobsPlatform(tmp_path / "neighbour")
-    mine, theirs = executor.submit(spec()), neighbour.executor().submit(spec())
-    wait_until(lambda: service.pids(mine) and neighbour.pids(theirs))
-    assert not set(service.pids(mine)) & set(neighbour.pids(theirs))
-    neighbour.close()
-    assert executor.poll(mine).state is JobState.RUNNING
 
 
 def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Resources
-from composer_prime.executors.prices import cheapest, shipped
+from composer_prime.executors.choice import cheapest
+from composer_prime.plan.prices import shipped
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
 
 import os
-import signal
 import sys
 import threading
 from dataclasses import replace
@@ -25,7 +24,7 @@ from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import empty_bucket, small_plan
 from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
-from tests.executors.loopback_modal_servicer import WORKSPACE, Servicer
+from tests.executors.loopback_modal_servicer import WORKSPACE
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loopback finds a container's processes in /proc")
@@ -228,24 +227,6 @@ def test_a_preempted_job_ended_when_its_machine_was_taken_also_if_the_next_conta
     assert (status.state, status.ended_at) == (JobState.PREEMPTED, end["ended_at"])
 
 
-def test_a_container_is_interrupted_also_where_these_tests_run_in_a_shells_background(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        job = executor.submit(replace(spec, command=SLEEP))
-        assert next(executor.logs(job, follow=True)) == "up"
-    finally:
-        signal.signal(signal.SIGINT, before)
-    platform.preempt(job)
-    wait_until(lambda: Records(executor._connection, spec.run).get(job.id, "end"))
-
-
-def test_containers_of_two_workspaces_on_this_machine_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    one, two = (Servicer(tmp_path / name) for name in ("one", "two"))
-    assert one._new_id("ta") != two._new_id("ta")
-
-
 def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(
     platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
 ) -> None:
@@ -287,20 +268,6 @@ def test_a_container_that_ignores_its_time_is_ended_by_modal(
     assert status.state is JobState.TIMED_OUT
     assert "timeout of 3s" in status.message
     wait_until(lambda: platform.pids(job) == [], "no process left")
-
-
-def test_a_command_that_dies_by_a_signal_failed_by_that_signal(executor: ModalExecutor, spec: JobSpec) -> None:
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    status = wait_for(executor, executor.submit(replace(spec, command=(sys.executable, "-c", program))))
-    assert (status.state, status.exit_code) == (JobState.FAILED, -9)
-
-
-def test_a_command_that_is_not_in_the_image_fails_with_its_name(executor: ModalExecutor, spec: JobSpec) -> None:
-    job = executor.submit(replace(spec, command=("no-such-program", "--flag")))
-    status = wait_for(executor, job)
-    assert (status.state, status.exit_code) == (JobState.FAILED, 127)
-    assert "no-such-program: No such file or directory" in status.message
-    assert list(executor.logs(job)) == ["no-such-program: No such file or directory"]
 
 
 def test_what_a_command_leaves_behind_ends_before_the_container(

@@ -11,8 +11,8 @@ from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, object_name
 from composer_prime.executors.modal.executor import ModalExecutor
 from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
 from composer_prime.executors.modal.limits import check_spec, gpu_option, price
-from composer_prime.executors.prices import shipped
 from composer_prime.launch.budget import Limits, check_bounded
+from composer_prime.plan.prices import shipped
 
 SPEC = JobSpec(run="demo", site="a", attempt=1, command=("true",), timeout_s=60)
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import BadInput
 from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.preflight import access_lines
 from tests.cli.command_line import call
 from tests.executors.launches import small_recipe
 from tests.servers.in_thread import serving_handler
+from tests.servers.weed import free_ports
 
 MODEL = "meta/gated-7B"
 TOKEN, STRANGERS = "hf_token-of-a-member", "hf_token-of-a-stranger"

@@ -23,10 +23,10 @@ from composer_prime.executors.packages import (
     packages_of,
 )
 from composer_prime.executors.secrets import Secrets
+from composer_prime.launch import launch_keys
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch
-from composer_prime.store import launch_keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock
 from tests.executors.launches import Scene, small_plan, small_recipe
@@ -300,7 +300,7 @@ def test_a_bucket_without_links_is_refused_where_jobs_would_need_them(on: str, h
     with pytest.raises(BadInput, match=f"gives no links by which jobs on {on} could fetch their packages"):
         plan_launch(recipe, on, environment={})
     on_modal = plan_launch(recipe, "modal", environment={}).packages
-    assert on_modal is not None and any(pin.startswith("gcsfs==") for pin in on_modal.pins)
+    assert on_modal is not None and any(pin.startswith("obstore==") for pin in on_modal.pins)
 
 
 @pytest.mark.parametrize(("model", "travels"), [("tiny", True), ("small-tools", True), ("org/tiny", False)])

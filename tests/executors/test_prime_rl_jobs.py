@@ -178,8 +178,8 @@ def test_what_is_known_of_a_version_is_its_locks_and_what_we_need_beside_it_is_w
 
 @pytest.mark.parametrize("version", DIALECTS)
 def test_beside_prime_rl_its_own_versions_decide_and_not_this_machines(version: str) -> None:
-    beside = packages_of([], needs=["gcsfs"], prime_rl=version)
-    assert beside.pins == (*PRIME_RL_LACKS, "gcsfs")
+    beside = packages_of([], needs=["gradientmail"], prime_rl=version)
+    assert beside.pins == (*PRIME_RL_LACKS, "gradientmail")
     ours, _, lacking, check = beside.commands(["w/composer_prime-1.whl", "w/env-1.whl"], "auto")
     assert ours.endswith("--python /app/.venv --no-deps w/composer_prime-1.whl") and "torch" not in lacking
     assert lacking.endswith(" w/env-1.whl") and check == "python3 -m composer_prime.sites.prime_rl"

@@ -8,7 +8,7 @@ import pytest
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.pulses import Pulses
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
 from tests.executors.launches import Scene

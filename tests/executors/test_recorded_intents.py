@@ -6,7 +6,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobState, JobStatus
-from composer_prime.store import launch_keys
+from composer_prime.launch import launch_keys
 from tests.executors.launches import Scene, meant, running, small_plan
 
 

@@ -86,12 +86,6 @@ def test_secrets_are_in_no_file_of_the_job(tmp_path: Path) -> None:
     assert (folder / "log").read_text() == f"{redaction.HIDDEN}\n" * 2
 
 
-def test_an_access_key_s_id_stays_in_the_log(tmp_path: Path) -> None:
-    folder = start(tmp_path, "print('composer-prime')", secrets={"AWS_ACCESS_KEY_ID": "composer"})
-    ended(tmp_path)
-    assert (folder / "log").read_text() == "composer-prime\n"
-
-
 def test_a_reused_pid_is_not_taken_for_the_keeper(tmp_path: Path) -> None:
     folder = start(tmp_path, "import time; time.sleep(600)")
     keeper = state_of(tmp_path)["keeper"]

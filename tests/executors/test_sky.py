@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
@@ -155,25 +154,6 @@ def test_a_launch_whose_answer_is_lost_is_not_made_again(
     assert executor.find("demo.v1") == [job] and waits == [0.5]
 
 
-def test_of_two_jobs_of_a_name_the_first_is_the_job_and_the_other_is_ended(
-    server: SkyPlatform, executor: SkyExecutor
-) -> None:
-    wanted = spec()
-    for _ in range(2):
-        server.launch({"task": task.task_of(wanted, {}, time.time()), "name": wanted.name})
-    assert executor.submit(wanted).id == "1" and launches(server) == 0
-    assert [job.status for job in server.jobs.values()] == ["RUNNING", "CANCELLED"]
-    assert [job.id for job in executor.find("demo.v1")] == ["1"]
-
-
-def test_cancel_ends_whatever_has_the_jobs_name(server: SkyPlatform, executor: SkyExecutor) -> None:
-    job = executor.submit(spec())
-    other = spec()
-    server.launch({"task": task.task_of(other, {}, time.time()), "name": other.name})
-    executor.cancel(job)
-    assert [job.status for job in server.jobs.values()] == ["CANCELLED", "CANCELLED"]
-
-
 def test_a_launch_that_fails_leaves_no_pending_job_and_shows_no_secret(
     server: SkyPlatform, executor: SkyExecutor
 ) -> None:
@@ -209,22 +189,6 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
     assert said.startswith(f"no SkyPilot API server at {server.url} (") and "\n" not in said
     assert said.endswith("start one with `sky api start`, or set SKYPILOT_API_SERVER_ENDPOINT")
     assert waits == list(repeating.PAUSES_S)
-
-
-def test_a_server_that_comes_back_in_time_is_waited_for(
-    server: SkyPlatform, executor: SkyExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusals = [httpx.ConnectError("refused")] * 3
-    send = httpx.Client.request
-
-    def request(client: httpx.Client, *arguments: Any, **more: Any) -> httpx.Response:
-        if refusals:
-            raise refusals.pop()
-        return send(client, *arguments, **more)
-
-    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=lambda pause_s: None))
-    monkeypatch.setattr(httpx.Client, "request", request)
-    assert executor.submit(spec()).id == "1"
 
 
 @pytest.mark.parametrize("endpoint", ["sky.example.com:46580", "ftp://sky"])

@@ -17,7 +17,7 @@ from composer_prime.launch.plan import SMOKE_S, plan_launch, smoke_plan
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store import open_store
-from composer_prime.volunteers.examination import examine_job
+from composer_prime.volunteers.doctor import examine_job
 from tests.architecture import REPOSITORY
 from tests.cli.command_line import call
 from tests.executors.platforms import LoopbackPlatform
@@ -75,7 +75,12 @@ def test_a_job_reaches_the_bucket_and_nothing_is_left_in_it(
     code, said = ended(smoke(platform, uri))
     assert code == 0, said
     assert "r0 attempt 1: succeeded, exit code 0 after" in said and "r1" not in said
-    for found in ("torch", "link", "environment  reverse-letters is installed", "secrets      AWS_ACCESS_KEY_ID, AWS_"):
+    for found in (
+        "torch",
+        "link",
+        "packages     environments: reverse-letters",
+        "secrets      AWS_ACCESS_KEY_ID, AWS_",
+    ):
         assert f"ok    {found}" in said
     assert f"{platform.launch_option()}: account, packages, secrets and bucket are right" in said
     assert objects(uri) == []

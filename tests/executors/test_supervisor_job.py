@@ -8,6 +8,7 @@ import pytest
 
 from composer_prime.errors import BadInput, CorruptObject, ExecutorError
 from composer_prime.executors.base import JobState
+from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import LaunchPlan, plan_launch
@@ -20,7 +21,7 @@ from composer_prime.launch.supervisor_job import (
     start_supervisor,
     supervise,
 )
-from composer_prime.store import launch_keys, open_store
+from composer_prime.store import open_store
 from tests.executors.launches import ENVIRONMENT, SECRET, small_recipe
 from tests.executors.scripted import ScriptedPlatform
 

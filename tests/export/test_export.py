@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from composer_prime.config import load_recipe
 from composer_prime.config.toml import to_toml
-from composer_prime.export.bits import bits_sha256, rounded_bits
+from composer_prime.export.bits import as_bits, bits_sha256, rounded_bits
+from composer_prime.export.model import made_whole
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
@@ -170,7 +171,30 @@ def test_a_version_that_was_collected_is_refused_with_the_one_that_can_be_had(cl
     assert answer.code == 1 and answer.err.count("\n") == 1 and "take a newer one, all have stored 4" in answer.err
 
 
-@pytest.mark.parametrize("name", ["export", "publish", "follow"])
+def test_a_folder_in_a_bucket_is_the_one_that_is_written_here(cli, run, base, tmp_path):
+    for to in (str(tmp_path / "out"), f"file://{tmp_path}/bucket/policy"):
+        answer = cli("export", run.uri, "--to", to, "--model", str(base))
+        assert (answer.code, answer.err) == (0, "") and answer.out.endswith(f" to {to}\n")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert {file.name: file.read_bytes() for file in (tmp_path / "bucket" / "policy").iterdir()} == files
+    again = cli("export", run.uri, "--to", to, "--model", str(base))
+    assert again.code == 2 and again.err.count("\n") == 1 and "isn't empty: name a new prefix" in again.err
+
+
+def test_a_folder_whose_making_fails_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), made_whole(tmp_path / "out") as making:
+        (making / "config.json").write_text("{}")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounding_to_bf16_is_torchs_own_for_long_vectors():
+    values = torch.randn(5 * 2**20 + 3, generator=torch.Generator().manual_seed(0))
+    values[0] = -0.0
+    assert (rounded_bits(values, torch.bfloat16) == as_bits(values.to(torch.bfloat16))).all()
+
+
+@pytest.mark.parametrize("name", ["export", "follow"])
 def test_help_names_the_command(cli, name):
     assert f"  {name} " in cli("--help").out and cli(name, "--help").code == 0
 

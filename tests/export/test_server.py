@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.errors import BadInput, SiteError
 from composer_prime.export.server import ServerDown, WeightServer, check_api
 from tests.export.fake_server import FakeServer, serving_fake
+from tests.servers.weed import free_ports
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_vllm_serves_an_exported_folder_and_follows_the_run(tmp_path):
     followed = tmp_path / "followed"
 
     def follower(server: WeightServer | None) -> Follower:
-        return Follower(MasterReader(growing.store), base, "float32", followed, server, patience_s=0, say=print)
+        return Follower(MasterReader(growing.store), base, "float32", followed, server, say=print)
 
     assert follower(None).look()
     server = VllmServer(

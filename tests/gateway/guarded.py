@@ -1,32 +1,26 @@
 """A run of site a, which has guests alice and bob, behind a gateway on a loopback port."""
 
 import base64
-import io
 import json
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.audit import Audit
-from composer_prime.gateway.connections import ConnectionLimits, GatewayServer
+from composer_prime.gateway import policy, wire
+from composer_prime.gateway.client import Place
 from composer_prime.gateway.limits import Rate, Rates
-from composer_prime.gateway.rules import Rules
 from composer_prime.gateway.served import Served, serve_run
-from composer_prime.gateway.serving import Listening, bound, gateway_app, server_of
+from composer_prime.gateway.serving import bound, gateway_app, server_of
+from composer_prime.gateway.store import GatewayStore
 from composer_prime.outer.payloads import Coded, code
-from composer_prime.store import gateway_wire as wire
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.store.gateway import GatewayStore
-from composer_prime.store.gateway_client import Place
 from composer_prime.sync.canonical import Signed, sha256_hex
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Claim, Offer
@@ -42,7 +36,6 @@ GUESTS = ("alice", "bob")
 SAFE = {"aggregate": "clipped", "weighting": "equal"}
 """Terms of a run into which strangers may be let."""
 FAST = Rates(site=Rate(10_000, 10_000), gateway=Rate(10_000, 10_000))
-MANY = ConnectionLimits(connections=10_000, strangers=None)
 MAX_OBJECT_BYTES = 64 * 2**20
 PATIENCE_S = 600
 """Longest that a test waits for one answer, on however busy a machine."""
@@ -71,8 +64,7 @@ class Guarded:
 
     port: int
     served: Served
-    log: io.StringIO
-    server: GatewayServer
+    noted: list[str]
 
     @property
     def root(self) -> str:
@@ -80,68 +72,45 @@ class Guarded:
 
     def store(self, name: str, **options: Any) -> GatewayStore:
         """The run as a site sees it through the gateway."""
-        return GatewayStore(Place(self.root, RUN), wire.Signer(KEYS[name].public, KEYS[name].sign), **options)
+        return GatewayStore(Place(self.root, RUN), KEYS[name], **options)
 
     def ask(self, name: str, method: str, target: str, body: bytes = b"", **changes: Any) -> httpx.Response:
         """A raw request, signed as it should be but for `changes`: of what is signed (run, time_s, nonce, signed_as,
         signed_body, signed_method) and of the headers sent."""
-        signer = wire.Signer(KEYS[name].public, KEYS[name].sign)
         headers = wire.signed_headers(
-            signer,
+            KEYS[name],
             changes.get("signed_method", method),
             changes.get("run", RUN),
             changes.get("signed_as", target),
-            wire.body_sha256(changes.get("signed_body", body)),
-            time_s=changes.get("time_s", int(time.time())),
-            nonce=changes.get("nonce", secrets.token_hex(12)),
+            changes.get("signed_body", body),
+            time_s=changes.get("time_s"),
+            nonce=changes.get("nonce", ""),
         )
         url = f"{self.root}/{changes.get('sent_run', changes.get('run', RUN))}/{target}"
         headers |= changes.get("headers", {})
         return httpx.request(method, url, headers=headers, content=body or None, trust_env=False, timeout=PATIENCE_S)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The audit log."""
-        return [json.loads(line) for line in self.log.getvalue().splitlines()]
+        """What it noted of each request."""
+        return [json.loads(line) for line in self.noted]
 
 
 @contextmanager
-def guarding(
-    store: Store,
-    *,
-    rates: Rates = FAST,
-    rules: Rules | None = None,
-    run: Store | None = None,
-    limits: ConnectionLimits = MANY,
-    tls: tuple[str, str] | None = None,
-) -> Iterator[Guarded]:
-    """A gateway for `store`. run: the store that holds the run, where that is another one. tls: certificate, key."""
+def guarding(store: Store, *, rates: Rates = FAST, run: Store | None = None) -> Iterator[Guarded]:
+    """A gateway for `store`. run: the store that holds the run, where that is another one."""
     found = serve_run(run or store, MAX_OBJECT_BYTES)
-    served = Served(store, found.facts, found.roster)
-    log = io.StringIO()
-    certfile, keyfile = (Path(tls[0]), Path(tls[1])) if tls else (None, None)
-    at = Listening("127.0.0.1", 0, certfile=certfile, keyfile=keyfile)
-    server = server_of(gateway_app(served, Audit(log), rates, rules), at, limits)
-    with closing(bound(at)) as listener, running_server(server, [listener]):
-        yield Guarded(listener.getsockname()[1], served, log, server)
+    served, noted = Served(store, found.facts, found.roster), list[str]()
+    server = server_of(gateway_app(served, rates, noted.append))
+    with closing(bound("127.0.0.1", 0)) as listener, running_server(server, [listener]):
+        yield Guarded(listener.getsockname()[1], served, noted)
 
 
-class AnyKey:
-    """Rules that let everybody do everything: for the stores' contract, and for nothing else."""
-
-    def read_refusal(self, key: str) -> str | None:
-        return None
-
-    def write_refusal(self, site: str, operation: str, key: str, nbytes: int) -> str | None:
-        return None
-
-    def content_fault(self, site: str, key: str, data: bytes) -> str | None:
-        return None
-
-    def is_bulk(self, key: str) -> bool:
-        return True
-
-    def is_written_once(self, key: str) -> bool:
-        return False
+def allow_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let members do everything, at any key: for the stores' contract, and for nothing else."""
+    monkeypatch.setattr(policy, "read_refusal", lambda key: None)
+    monkeypatch.setattr(policy, "write_refusal", lambda *asked: None)
+    monkeypatch.setattr(policy, "is_bulk", lambda key: True)
+    monkeypatch.setattr(policy, "is_written_once", lambda key: False)
 
 
 # --- what a sound site writes ----------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from composer_prime.store import keys, launch_keys, open_store
+from composer_prime.gateway import invitation_keys
+from composer_prime.launch import launch_keys
+from composer_prime.plan.link import measure
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store
-from composer_prime.volunteers.link import measure
 from tests.gateway.guarded import make_run
 from tests.gateway.test_training import TERMS, wait_for_end
 from tests.gateway.test_training import site as owned_site
@@ -26,16 +28,12 @@ OWN: list[tuple[Callable[[str], str], bool]] = [
 """Every key that holds a site's name, and whether it is create-once."""
 
 SHARED = [
-    (keys.founding(), True), (keys.manifest(), True), (keys.close(), True), (keys.close(2), True),
+    (keys.founding(), True), (keys.manifest(), True), (keys.close(), True),
     (keys.commit(1, 2), True), (keys.merged(1, 2, 0), True), (keys.merged_payload(1, 2, 0, SHA), False),
     (keys.master(1, 2, SHA), False), (keys.probe("7-ab"), True),
 ]  # fmt: skip
-PUBLISHED = [
-    (keys.export_step("bfloat16", 1, 2), True), (keys.export_delta("bfloat16", 1, 2, SHA), False),
-    (keys.snapshot_prefix("bfloat16", 2, SHA) + "config.json", False),
-]  # fmt: skip
 OWNERS = [
-    keys.admission(1), keys.reopening(1), launch_keys.invitation("alice", 1),
+    keys.admission(1), invitation_keys.invitation("alice", 1),
     launch_keys.launch(1), launch_keys.stop(1), launch_keys.recipe(SHA), launch_keys.intent(1, "alice", 1),
     launch_keys.job(1, "alice", 1), launch_keys.end(1, "alice", 1), launch_keys.wheel(SHA), launch_keys.order(SHA),
     launch_keys.launches_prefix() + "0001/sites/alice/x.json",
@@ -97,7 +95,7 @@ def test_a_guest_writes_its_own_names_and_nothing_that_decides_for_others() -> N
         assert allowed(put(key("a"), if_absent=if_absent), guest), key("a")
         assert not allowed(put(key("b"), if_absent=if_absent), guest) and not allowed(delete(key("a")), guest), key("b")
     trials = [(keys.probe("7-ab", other), False) for other in ("b", "a-2")]
-    for key, if_absent in [*SHARED, *trials, *((key, True) for key in OWNERS), *PUBLISHED]:
+    for key, if_absent in [*SHARED, *trials, *((key, True) for key in OWNERS)]:
         assert not allowed(put(key, if_absent=if_absent), guest) and not allowed(delete(key), guest), key
     trial = keys.probe("7-ab", "a")
     assert allowed(put(trial, if_absent=True), guest) and allowed(delete(trial), guest)
@@ -117,7 +115,7 @@ def test_records_are_written_once_even_by_those_who_may_create_them() -> None:
         assert not allowed(put(key, if_absent=False), policy("owner-policy")), key
 
 
-def test_only_the_owner_admits_and_reopens_and_it_makes_no_rounds() -> None:
+def test_only_the_owner_admits_and_it_makes_no_rounds() -> None:
     for key in OWNERS:
         assert allowed(put(key, if_absent=True), policy("owner-policy"))
         assert not allowed(put(key, if_absent=True), policy("site-policy", "a"))
@@ -131,20 +129,10 @@ def test_a_gateway_writes_what_guests_do_and_nothing_that_decides() -> None:
     for site in ("a", "berlin-2"):
         for key, if_absent in OWN:
             assert allowed(put(key(site), if_absent=if_absent), gateway), key(site)
-    for key, if_absent in SHARED + PUBLISHED + [(owners, True) for owners in OWNERS]:
+    for key, if_absent in SHARED + [(owners, True) for owners in OWNERS]:
         assert not allowed(put(key, if_absent=if_absent), gateway), key
     assert allowed(get(keys.beat("b", 0)), gateway) and allowed(list_names(""), gateway)
     assert not any(allowed(delete(key("a")), gateway) for key, _ in OWN)
-
-
-def test_a_publisher_writes_and_drops_what_it_publishes_and_nothing_else() -> None:
-    publisher = policy("publisher-policy")
-    for key, if_absent in PUBLISHED:
-        assert allowed(put(key, if_absent=if_absent), publisher) and allowed(delete(key), publisher), key
-        assert not allowed(put(key, if_absent=if_absent), policy("site-policy", "a"))
-    assert not allowed(put(PUBLISHED[0][0], if_absent=False), publisher)
-    for key, if_absent in [(key("a"), once) for key, once in OWN] + SHARED:
-        assert not allowed(put(key, if_absent=if_absent), publisher) and not allowed(delete(key), publisher), key
 
 
 def test_a_site_reads_and_lists_its_run_and_no_other() -> None:
@@ -221,5 +209,5 @@ def test_a_whole_run_of_a_guest_stays_within_a_guest_s_policy(store_uri: Callabl
 
 
 def test_every_policy_file_is_used_here() -> None:
-    names = {f"{who}-policy" for who in ("bucket", "collector", "gateway", "guest", "owner", "publisher", "site")}
+    names = {f"{who}-policy" for who in ("bucket", "collector", "gateway", "guest", "owner", "site")}
     assert {path.stem for path in FOLDER.glob("*.json")} == names

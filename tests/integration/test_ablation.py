@@ -59,7 +59,7 @@ def test_arms_are_trained_judged_and_reported_once_and_one_that_fails_is_tried_a
     base, permuted, restart = (rows[name] for name in REAL)
     for row in (base, permuted, restart):
         assert row["steps"] == 2 and row["rollouts"] >= 8 and row["generated_tokens"] >= row["rollouts"]
-        assert row["run_s"] > row["later_steps_s"] > 0
+        assert row["run_s"] > 0
         assert row["held_out"] == base["start"]  # at learning rate 0 it is judged as the untrained model is
     assert restart["restarted_from"] == "base" and restart["start"] == base["held_out"]
     tape = read_tape(folder / "one-site-permuted-s0/sites/a/metrics/orchestrator.jsonl")

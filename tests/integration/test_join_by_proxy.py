@@ -96,7 +96,6 @@ def write_recipe(folder: Path, uri: str, owner: SigningKey) -> Path:
         "orchestrator.train.filter_zero_advantages": "false",
         "outer.store": uri,
         "outer.owner": owner.public,
-        "outer.keys.a": first.public,
         "sites.count": 1,
         "site.key_file": str(folder / "a.key"),
         "output_dir": str(folder / "owner"),
@@ -142,11 +141,12 @@ def test_a_volunteer_contributes_by_a_gateway_through_tunnels_alone(hosted: Host
         beside = stack.enter_context(forward_proxy({NOWHERE: "127.0.0.1"}))  # where presigned URLs shall lead
         command = ["env", f"AWS_ENDPOINT_URL=https://{NOWHERE}:{tls_port}", f"AWS_CA_BUNDLE={certificate}"]
         command += [f"HTTPS_PROXY={beside.url}", EXECUTABLE, "gateway", hosted.store.uri, "--port", "0"]
-        command += ["--certfile", certificate, "--keyfile", key, "--rate", "500"]
-        command += ["--audit", str(hosted.folder / "audit")]
+        command += ["--rate", "500"]
         gateway = stack.enter_context(started(command, log))
         wait_until(lambda: "sites use" in log.read_text(), gateway, log)
-        port = urlsplit(log.read_text().split("listening at ")[1].split()[0]).port
+        listens = urlsplit(log.read_text().split("listening at ")[1].split()[0]).port
+        assert listens is not None
+        port = stack.enter_context(tls_front(listens, certificate, key))
         invitation = hosted.invite(f"gateway+https://{NOWHERE}:{port}/two-sites", {})
         hosted.join(invitation, SSL_CERT_FILE=certificate)
     assert hosted.played

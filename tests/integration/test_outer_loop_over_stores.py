@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from composer_prime.store import keys, open_store
-from tests.servers.fixtures import gcs, store_uri
+from tests.servers.fixtures import gs, store_uri
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 
-__all__ = ["gcs", "store_uri"]
+__all__ = ["gs", "store_uri"]
 
-KINDS = ["memory", "file", "gcs", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("moto", "seaweed", "hf"))]
+KINDS = ["memory", "file", "gs", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("moto", "seaweed", "hf"))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,7 +51,6 @@ def write_recipe(folder: Path, uri: str) -> Path:
         "max_steps": NUM_STEPS,
         "outer.store": uri,
         "outer.owner": owner.public,
-        "outer.keys.a": first.public,
     }
     changes |= {"outer.quorum": 2, "sites.count": 1, "site.key_file": str(folder / "a.key")}
     changes |= {"output_dir": str(folder / "owner"), "outer.liveness_s": LIVENESS_S}

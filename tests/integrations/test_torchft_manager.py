@@ -11,9 +11,10 @@ from torch import Tensor
 
 from composer_prime.errors import ConfigError, ProtocolError, SiteError, StoreError
 from composer_prime.integrations import torchft as ours
+from composer_prime.integrations import torchft_keys
 from composer_prime.integrations.torchft import BucketManager
 from composer_prime.integrations.torchft_rounds import RunTerms, common_base, who_takes_part
-from composer_prime.store import open_store, torchft_keys
+from composer_prime.store import open_store
 from tests.integrations.replicas import (
     in_lockstep,
     masters,

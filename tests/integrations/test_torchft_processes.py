@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_prime.integrations import torchft_keys
 from composer_prime.integrations.torchft_rounds import Decision
-from composer_prime.store import open_store, torchft_keys
+from composer_prime.store import open_store
 from tests.architecture import REPOSITORY
 from tests.forked import Program
 from tests.integrations.replicas import in_lockstep

@@ -4,7 +4,6 @@
 """
 
 import functools
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -29,25 +28,14 @@ def nesterov(
     return params - lr32 * (pseudograd + mu32 * momentum), momentum
 
 
-def numpy_aggregate(rule: str, parts: list[tuple[float, np.ndarray]], trim: float) -> np.ndarray:
-    """The rules from their definitions, one fp32 operation after the other; the robust ones by np.sort."""
-    if rule in ("mean", "clipped"):
-        return functools.reduce(np.add, [np.float32(multiplier) * x for multiplier, x in parts])
-    y = np.sort([np.float32(multiplier) * x + np.float32(0) for multiplier, x in parts], axis=0)
-    n = len(y)
-    if rule == "median":
-        half = np.float32(0.5)
-        return y[n // 2] if n % 2 else half * y[n // 2 - 1] + half * y[n // 2]
-    k = min(math.floor(trim * n), (n - 1) // 2)
-    total = y[k]
-    for row in y[k + 1 : n - k]:
-        total = total + row
-    return total * np.float32(1 / (n - 2 * k))
+def numpy_mean(parts: list[tuple[float, np.ndarray]]) -> np.ndarray:
+    """The weighted mean from its definition, one fp32 operation after the other."""
+    return functools.reduce(np.add, [np.float32(multiplier) * x for multiplier, x in parts])
 
 
 def numpy_with_guests(merged: np.ndarray, guests: list[tuple[float, np.ndarray]], share: float) -> np.ndarray:
     """What members make, and of the guests' sum what goes the same way, up to share / (1 - share) of it each value."""
-    theirs = numpy_aggregate("mean", guests, 0.0)
+    theirs = numpy_mean(guests)
     limit = np.abs(merged) * np.float32(share / (1 - share))
     along = np.where(np.sign(theirs) == np.sign(merged), np.minimum(np.abs(theirs), limit), np.float32(0))
     return merged + np.copysign(along, merged) + np.float32(0)

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from composer_prime.outer.merge import (
     SPAN_ELEMENTS,
-    blend,
-    blending,
     carry,
     carrying,
     changed,
@@ -77,25 +75,10 @@ def test_settle_counts_the_offer_once_and_carry_keeps_it_for_later(vectors):
 
 
 @given(VECTORS)
-def test_blend_takes_the_master_at_0_and_the_site_at_1(vectors):
-    local, new_base, *_ = vectors
-    assert torch.equal(blend(local, new_base, 0.0), new_base)
-    assert torch.equal(blend(local, new_base, 1.0), local)
-
-
-@given(VECTORS, st.floats(0, 1))
-def test_blend_lies_between_and_where_alpha_says(vectors, alpha):
-    local, new_base, *_ = vectors
-    mixed = blend(local, new_base, alpha)
-    expected = ((1 - alpha) * new_base.double() + alpha * local.double()).float()
-    assert close(mixed, expected, local, new_base)
-
-
-@given(VECTORS)
 def test_inputs_are_left_alone(vectors):
     copies = [vector.clone() for vector in vectors]
     first, second, third, _ = vectors
-    results = [carry(first, second, third), settle(first, second, third), blend(first, second, 0.5)]
+    results = [carry(first, second, third), settle(first, second, third)]
     for result in results:
         result.zero_()
     assert all(torch.equal(vector, copy) for vector, copy in zip(vectors, copies, strict=True))
@@ -108,7 +91,6 @@ def test_a_change_made_span_by_span_where_values_lie_is_the_whole_one(numel):
     for change, whole in (
         (carrying(one, other), carry(local, one, other)),
         (settling(one, other), settle(local, one, other)),
-        (blending(other, 0.3), blend(local, other, 0.3)),
     ):
         values = local.clone()
         changed(values[:5], change)  # two parameters of one fragment

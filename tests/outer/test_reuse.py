@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.outer import chunks
-from composer_prime.outer.aggregate import aggregate
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.chunks import empty
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.outer_optimizer import nesterov_next
@@ -130,7 +130,7 @@ def test_a_round_asks_the_system_for_no_vector_that_the_last_one_had(
         movement = empty(4 * N).normal_()
         coded = code(used, movement, plan)
         theirs = decode_whole(used, coded.data, coded.digests, coded.norms, plan)
-        merged = aggregate("mean", [(0.5, coded.decoded), (0.5, theirs)], trim=0.0)
+        merged = weighted_mean([(0.5, coded.decoded), (0.5, theirs)])
         stepped = nesterov_next(weights, merged, None, lr=1.0, mu=0.0)
         assert stepped is not None
         return stepped[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from composer_prime.outer.aggregate import aggregate, weighted_mean
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import CODECS, get_codec, is_sparse
 from composer_prime.outer.payloads import code, decode, decode_whole, plan_slices
 from composer_prime.outer.sparse import Sparse, dense, weighted_sum
@@ -46,15 +46,7 @@ def test_subtracting_one_is_subtracting_the_whole_vector():
 def test_the_mean_of_sparse_vectors_is_that_of_whole_ones(sites):
     parts = [(float(np.float32((site + 1) / 17)), few(site)) for site in range(sites)]
     whole = [(multiplier, vector.dense()) for multiplier, vector in parts]
-    for rule in ("mean", "clipped"):
-        assert same_bits(aggregate(rule, parts, trim=0.0), weighted_mean(whole))
-
-
-@pytest.mark.parametrize("rule", ["trimmed", "median"])
-def test_robust_means_take_sparse_vectors_too(rule):
-    parts = [(1.0, few(site)) for site in range(5)]
-    whole = [(multiplier, vector.dense()) for multiplier, vector in parts]
-    assert same_bits(aggregate(rule, parts, trim=0.2), aggregate(rule, whole, trim=0.2))
+    assert same_bits(weighted_mean(parts), weighted_mean(whole))
 
 
 def test_products_that_vanish_below_zero_are_added_up_as_whole_vectors():
@@ -63,7 +55,7 @@ def test_products_that_vanish_below_zero_are_added_up_as_whole_vectors():
     assert weighted_sum(parts) is None
     for some in (parts[:1], parts):
         whole = [(multiplier, vector.dense()) for multiplier, vector in some]
-        assert same_bits(aggregate("mean", some, trim=0.0), weighted_mean(whole))
+        assert same_bits(weighted_mean(some), weighted_mean(whole))
 
 
 @pytest.mark.parametrize("name", list(CODECS))

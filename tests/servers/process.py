@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from composer_prime.bench.seaweed import DIE_WITH_PARENT
 from tests.patience import PATIENCE_S
+from tests.servers.weed import DIE_WITH_PARENT
 
 
 class ServerFailed(Exception):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from composer_prime.bench.seaweed import free_ports
 from tests.servers.process import ServerFailed, serving
 from tests.servers.s3 import S3Server
+from tests.servers.weed import free_ports
 
 BUCKET = "composer-prime"
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from tests.servers.in_thread import serving_handler
 
+TOLD = ("ETag", "Content-Range", "Last-Modified")
+
 
 @dataclass
 class Redirecting:
@@ -25,24 +27,27 @@ class Redirecting:
     """Whether the edge redirects to itself."""
     fault: int = 0
     """The status that the edge answers with, where not 0."""
-    spares_botocore: bool = False
-    """Whether those who call themselves botocore get the bytes from the front, as they do at Hugging Face."""
+    spares_owner: bool = False
+    """Whether the owner's own client gets the bytes from the front."""
     redirects_writes: bool = False
-    kept: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    at_home: bool = False
+    """Whether the redirect leads to the front itself, where a client keeps its Authorization."""
+    kept: dict[str, tuple[int, bytes, dict[str, str]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep(self, status: int, data: bytes) -> str:
+    def keep(self, status: int, data: bytes, headers: dict[str, str]) -> str:
         with self.lock:
             path = f"/{len(self.kept)}"
-            self.kept[path] = status, data
-        return self.edge + path
+            self.kept[path] = status, data, headers
+        return path if self.at_home else self.edge + path
 
     def sends_away(self, request: BaseHTTPRequestHandler, status: int) -> bool:
         if request.command == "PUT":
             return self.redirects_writes
         if request.command != "GET" or "list-type=2" in request.path or status not in (200, 206):
             return False
-        return not (self.spares_botocore and "botocore" in request.headers.get("User-Agent", "").lower())
+        agent = request.headers.get("User-Agent", "").lower()
+        return not (self.spares_owner and ("botocore" in agent or "object_store" in agent))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -65,32 +70,38 @@ def redirecting(upstream: str) -> Iterator[Redirecting]:
     """A front for the S3 endpoint `upstream` with its edge, until the block ends."""
     scene, behind = Redirecting(), urlsplit(upstream)
 
-    class Front(_Handler):
-        def pass_on(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            connection = HTTPConnection(behind.hostname or "", behind.port, timeout=30)
-            connection.request(self.command, self.path, body, dict(self.headers))
-            said = connection.getresponse()
-            data = said.read()
-            connection.close()
-            if scene.sends_away(self, said.status):
-                self.answer(302, b"", Location=scene.keep(said.status, data))
-            else:
-                self.answer(said.status, data)
-
-        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = pass_on
-
-    class Edge(_Handler):
-        def do_GET(self) -> None:
+    class Known(_Handler):
+        def give(self) -> None:
             scene.came.append({name.lower(): value for name, value in self.headers.items()})
             if scene.loops:
                 self.answer(302, b"", Location=self.path)
             elif scene.fault:
                 self.answer(scene.fault, b"")
             else:
-                self.answer(*scene.kept[self.path])
+                status, data, headers = scene.kept[self.path]
+                self.answer(status, data, **headers)
 
-        do_PUT = do_GET
+    class Front(Known):
+        def pass_on(self) -> None:
+            if self.path in scene.kept:
+                self.give()
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            connection = HTTPConnection(behind.hostname or "", behind.port, timeout=30)
+            connection.request(self.command, self.path, body, dict(self.headers))
+            said = connection.getresponse()
+            data = said.read()
+            connection.close()
+            told = {name: value for name, value in said.getheaders() if name in TOLD}
+            if scene.sends_away(self, said.status):
+                self.answer(302, b"", Location=scene.keep(said.status, data, told))
+            else:
+                self.answer(said.status, data, **told)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = pass_on
+
+    class Edge(Known):
+        do_GET = do_PUT = Known.give
 
     with ExitStack() as stack:
         scene.edge = stack.enter_context(serving_handler(Edge))

@@ -30,7 +30,7 @@ class S3Server:
 
     def make_bucket(self, bucket: str) -> None:
         """Make `bucket`; nothing happens when it is there."""
-        client = self._client()
+        client = self.client()
         try:
             client.create_bucket(Bucket=bucket)
         except ClientError as error:
@@ -41,7 +41,7 @@ class S3Server:
 
     def drop_bucket(self, bucket: str) -> None:
         """Remove `bucket`, which is empty."""
-        client = self._client()
+        client = self.client()
         try:
             client.delete_bucket(Bucket=bucket)
         finally:
@@ -51,7 +51,7 @@ class S3Server:
         """True once the server makes the bucket and keeps an object in it: ready for tests."""
         try:
             self.make_bucket(bucket)
-            client = self._client()
+            client = self.client()
             try:
                 client.put_object(Bucket=bucket, Key="ready", Body=b"yes")
                 client.delete_object(Bucket=bucket, Key="ready")
@@ -61,7 +61,8 @@ class S3Server:
             return False
         return True
 
-    def _client(self) -> Any:
+    def client(self) -> Any:
+        """A plain client of botocore's with this server's keys."""
         return Session().create_client(
             "s3",
             endpoint_url=self.endpoint,

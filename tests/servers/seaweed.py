@@ -8,7 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from composer_prime.bench.seaweed import (
+from composer_prime.errors import BadInput
+from tests.servers.process import ServerFailed, serving
+from tests.servers.s3 import S3Server
+from tests.servers.weed import (
     BUCKET,
     STARTS,
     remove_sockets,
@@ -17,9 +20,6 @@ from composer_prime.bench.seaweed import (
     server_flags,
     weed_program,
 )
-from composer_prime.errors import BadInput
-from tests.servers.process import ServerFailed, serving
-from tests.servers.s3 import S3Server
 
 
 def program() -> Path:

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from composer_prime.bench import seaweed as bench_seaweed
-from composer_prime.bench import storm_server
-from composer_prime.bench.seaweed import free_ports, seaweed, server_flags
-from composer_prime.bench.storm_server import StormServer
+from tests.bench.storm import server as storm_server
+from tests.bench.storm.server import StormServer
 from tests.patience import PATIENCE_S, wait_until
 from tests.servers import ServerFailed, process
 from tests.servers import seaweed as seaweed_server
+from tests.servers import weed as bench_seaweed
+from tests.servers.weed import free_ports, seaweed, server_flags
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.simulation.plan import STRIKES
@@ -13,8 +13,7 @@ WATCHED = {
     "offer_stands_already": "log: offer of an older process stands",
     "own_offer_lost": "log: own offer's payload gone",
     "round_under_way": "log: came back while a round was under way",
-    "master_whole": "join: a coarse master made whole",
-    "lower_half_refused": "join: lower half refused",
+    "learns": "join: as a learner",
     "garbage_collected": "garbage: collected",
     "snapshot_failed": "store: snapshot failed",
     "garbage_left": "store: garbage left",
@@ -24,8 +23,6 @@ WATCHED = {
     "tape_not_flushed": "store: tape not flushed",
     "run_created": "start: manifest raced for",
     "run_finished": "end: finished",
-    "master_differs": "log: own master differed from the log's",
-    "master_doubted": "log: own master differed from the others'",
 }
 FORBIDDEN = ("commit_void", "part_void", "admission_void")
 """Log lines that sound sites on a sound store never cause."""
@@ -50,25 +47,24 @@ def refusal(why: str) -> str:
 
 
 def _known() -> frozenset[str]:
-    strikes = {*STRIKES, "absent", "damage", "outage", "restart", "reopen"} | {"corrupt, a bit flipped"}
+    strikes = {*STRIKES, "absent", "damage", "outage", "restart"} | {"corrupt, a bit flipped"}
     returns = ("no offer", "offer taken", "offer open", "offer missed")
     behind = ("no offer", "offer open", "offer missed")
     groups = {
         "close": ("at once", "after grace", "void, too few valid", "void, nothing to merge"),
         "commit": ("gathered", "sliced", "void"),
         "dropped": ("stale", "run ended", "another process of this name had its offer merged"),
-        "end": ("without a close record",),
+        "end": ("without a close record", "own master differed from the others'"),
         "fault": strikes,
         "garbage": ("made again by a late request", "object deleted"),
         "guests": ("a commit by a host", "a part by a host"),
-        "join": tuple(f"begins at the {which} master" for which in ("first", "held", "newest", "upper")),
-        "offer": ("on a coarse master", "payload of an earlier round"),
+        "join": ("begins at the held master", "begins at the newest master", "a learner's movement carried"),
+        "offer": ("payload of an earlier round",),
         "part": ("merged by its first choice", "taken over", "an offer excluded"),
-        "racy store": ("two won a claim", "two won an offer"),
         "refused": (*REFUSALS.values(), "unsound record"),
         "request": ("answer lost", "cut", "lost", "payload unreadable", "repeated"),
         "return": (*returns, *(f"{what}, others merged" for what in behind)),
-        "site": ("carried", "close", "merged", "offer", "part", "whole"),
+        "site": ("carried", "close", "merged", "offer"),
     }
     named = {f"{group}: {what}" for group, names in groups.items() for what in names}
     return frozenset(named | set(WATCHED.values()) | {"join failed, tried again"})
@@ -77,9 +73,7 @@ def _known() -> frozenset[str]:
 KNOWN = _known()
 """Every branch that the hooks can name, so that the table shows those that were never met, too."""
 OUT_OF_REACH = {
-    "join: begins at the first master": "all have the model's weights; tests/sync/test_beginning.py has one without",
-    "racy store: two won an offer": "a process reads its claim again right before it offers, and joining takes longer",
-    "refused: unsound record": "no sound site writes one; tests/sync/test_validity.py has each kind",
+    "refused: unsound record": "no sound site writes one; tests/spec/test_verdicts.py has each kind",
     "refused: payload taken before": "a site learns that its payload was taken before it offers into a later round",
 }
 """Branches that schedules of sound sites hardly ever meet, and why."""
@@ -92,16 +86,12 @@ class Coverage(logging.Handler):
         super().__init__()
         self.branches: Counter[str] = Counter()
         self.forbidden: list[str] = []
-        self.may_differ: Callable[[], bool] = lambda: False
-        """Whether the process that is running just now had a master of its own corrupted."""
 
     def branch(self, name: str) -> None:
         self.branches[name] += 1
 
     def handle(self, record: logging.LogRecord) -> bool:
         event = str(record.msg).split(" ", 1)[0]
-        if event == "master_differs" and not self.may_differ():
-            self.forbidden.append(record.getMessage())
         if event == "begins" and isinstance(record.args, tuple):
             self.branches[f"join: begins at the {record.args[1]} master"] += 1
         if event in WATCHED:
@@ -161,8 +151,7 @@ Made by `python -m tests.simulation --seeds {seeds} --coverage {path}`; how fast
 
 A row is a decision of a site, or what befell one, a column a kind of fault. A cell says in how many of the seeds that
 have such a fault the decision was met, once or more; a dot says: in none. A seed with several kinds of faults is in
-each of their columns, one without any in `none`; the last column counts every seed once. `racy` is a store that lets
-two writers win.
+each of their columns, one without any in `none`; the last column counts every seed once.
 """
 
 

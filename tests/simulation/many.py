@@ -37,7 +37,7 @@ def _play(seed: int) -> _Played:
     if seed % CHUNK == 0:
         gc.collect()
     result = run_seed(seed)
-    kinds = [fault.kind for fault in result.plan.faults] + (["racy"] if result.plan.racy else [])
+    kinds = [fault.kind for fault in result.plan.faults]
     return _Played(seed, result.plan.num_sites, result.events, result.violations, kinds, list(result.branches))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_prime.outer.codecs import get_codec
+from composer_prime.sync.run import MERGED_CODEC
 from composer_prime.sync.terms import Terms
 
 STRIKES = (
@@ -20,7 +21,7 @@ LONGER = 4
 """Rounds of every fragment that each third seed has more: so that a seed makes over 2,000 requests on average."""
 EVERYONE = -1
 """The site of a fault that befalls all: the store is away ("outage"), all processes are killed and started again
-("restart"), the owner reopens the run once it has ended ("reopen")."""
+("restart")."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,10 @@ class Plan:
     noise: float
     """How much farther than its own coordinate a site moves one that all move; much, so that lossy codecs lose some."""
     checkpoint_steps: int
-    racy: bool
     signed: bool
     faults: tuple[Fault, ...]
     hasty: bool = False
-    """Whether sites that join begin with the upper halves of masters wherever they can."""
+    """Whether all sites bring the model's weights and take long to read masters, so that who joins is a learner."""
     guests: tuple[int, ...] = ()
     """Sites that the owner lets offer and nothing else; in a signed run."""
 
@@ -76,8 +76,6 @@ class Plan:
     @property
     def turn_s(self) -> float:
         """About how long one fragment's round takes when nothing goes wrong."""
-        if self.terms.pace == "seconds":
-            return self.terms.seconds_per_turn + self.step_s
         return self.terms.steps_per_turn * self.step_s
 
     @property
@@ -102,13 +100,11 @@ def draw_plan(seed: int) -> Plan:
         step_s=rng.choice((0.2, 0.4, 0.7)) if num_sites < 7 else 0.2,
         noise=rng.choice((0.0, 0.0, 1.0)),
         checkpoint_steps=rng.choice((1, 2, 5)),
-        racy=False,
         signed=rng.random() < 0.03,
         faults=(),
         hasty=random.Random(seed + 3).random() < 0.3,
     )
-    racy = plan.terms.committer is not None and rng.random() < 0.75
-    plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)), racy=racy)
+    plan = replace(plan, layers=plan.terms.fragments + rng.choice((0, 1)))
     if plan.terms.codec != "fp32":
         plan = replace(plan, noise=16.0)
     plan = replace(plan, faults=tuple(_faults(rng, plan)))
@@ -119,7 +115,7 @@ def _guests(rng: random.Random, plan: Plan) -> tuple[int, ...]:
     """Some sites, but not all that stay to the end: a round waits for one that is no guest."""
     gone = {fault.site for fault in plan.faults if fault.kind in ("leave", "lost", "late", "absent")}
     staying = [site for site in range(plan.num_sites) if site not in gone]
-    if plan.terms.committer or not staying or rng.random() < 0.3:
+    if not staying or rng.random() < 0.3:
         return ()
     host = rng.choice(staying)
     return tuple(site for site in range(plan.num_sites) if site != host and rng.random() < 0.6)
@@ -138,7 +134,7 @@ def _num_sites(rng: random.Random) -> int:
 
 def _numel(terms: Terms, num_sites: int) -> int:
     """Values of a layer: a coordinate for each site, four more, and as many as the slices of a cut payload need."""
-    codec, merged = get_codec(terms.codec), get_codec(terms.merged_codec)
+    codec, merged = get_codec(terms.codec), get_codec(MERGED_CODEC)
     block = max(codec.block, merged.block)
     if not codec.sliceable or block == 1 or terms.gather_sites >= num_sites:
         return num_sites + 4
@@ -159,7 +155,6 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         "lr": rng.choice((0.7, 1.0)),
         "momentum": rng.choice((0.0, 0.5)),
         "codec": "fp32",
-        "merged_codec": "fp32",
         "slices": rng.choice((1, 1, 2)),
         "quorum": quorum,
         "grace_s": grace_s,
@@ -174,20 +169,10 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
         values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.45 and num_sites > 2:
         values |= {"gather_sites": rng.randint(1, max(1, num_sites // 2)), "slices": rng.randint(2, 4)}
-        values |= {"merged_codec": rng.choice(("fp32", "fp32", "bf16", "int8"))}
         if rng.random() < 0.3:
             values |= {"codec": rng.choice(LOSSY), "error_feedback": rng.random() < 0.75}
     elif kind < 0.55:
-        values |= {
-            "aggregate": rng.choice(("clipped", "trimmed", "median")),
-            "weighting": rng.choice(("equal", "steps")),
-        }
-    if rng.random() < 0.08:
-        values["merge_alpha"] = 0.5
-    if rng.random() < 0.1:
-        values |= {"pace": "seconds", "inner_seconds": fragments * rng.choice((1.0, 2.0, 4.0))}
-    if rng.random() < 0.08:
-        values["committer"] = "s00"
+        values |= {"aggregate": "clipped", "weighting": rng.choice(("equal", "steps"))}
     if rng.random() < 0.15 and 1 < num_sites < 9:
         values |= FORGETFUL | {
             "inner_steps": steps,
@@ -197,7 +182,7 @@ def _terms(rng: random.Random, num_sites: int) -> Terms:
     return Terms(**values)
 
 
-LOSSY = ("bf16", "int8", "int4", "e3m0", "topk")
+LOSSY = ("bf16", "int8", "int4", "topk")
 
 FORGETFUL = {"fragments": 1, "keep_log": False, "snapshot_rounds": 1, "max_stale_rounds": 1, "liveness_s": 5.0}
 """Terms under which the log goes soon after a site was given up."""
@@ -212,7 +197,7 @@ def _rounds(rng: random.Random, num_sites: int, fragments: int) -> int:
 def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
     faults: list[Fault] = []
     num_sites, length_s, turn_s = plan.num_sites, plan.length_s, plan.turn_s
-    may_go = [site for site in range(num_sites) if not (plan.terms.committer and site == 0)]
+    may_go = list(range(num_sites))
     rng.shuffle(may_go)
     may_go = may_go[: num_sites - plan.terms.quorum]  # so many may leave for good
     if rng.random() < 0.3:
@@ -230,9 +215,6 @@ def _faults(rng: random.Random, plan: Plan) -> list[Fault]:
             faults.append(Fault("late", site, at_s=rng.random() * length_s * 1.2))
     if may_go and FORGETFUL.items() <= plan.terms.model_dump().items():
         faults.append(Fault("absent", may_go[0], at_s=rng.random() * 0.3 * length_s, for_s=5.0 + length_s))
-    if plan.racy and num_sites > 1 and rng.random() < 0.5:
-        at_s, for_s = rng.random() * length_s, rng.choice((0.3, 1.0, 3.0)) * turn_s
-        faults.append(Fault("both", rng.randrange(1, num_sites), at_s, for_s))  # or hardly anything would be raced for
     for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))):
         faults.append(_fault(rng, plan, may_go))
     return faults + _faults_of_all(rng, plan) + _damage(rng, plan)
@@ -244,8 +226,6 @@ def _faults_of_all(rng: random.Random, plan: Plan) -> list[Fault]:
         if rng.random() < 0.06:
             for_s = rng.choice((0.3, 1.0, 3.0, 6.0)) * plan.turn_s + rng.random()
             faults.append(Fault(kind, EVERYONE, rng.random() * plan.length_s, for_s))
-    if not plan.signed and rng.random() < 0.04:  # signed runs have no owner, but those with guests
-        faults.append(Fault("reopen", EVERYONE, amount=float(rng.randint(1, 2))))
     return faults
 
 
@@ -264,10 +244,10 @@ def _may_damage(terms: Terms) -> bool:
     """Whether a run gets over damaged payloads of any site but the first.
 
     A site doesn't read its own payload before it commits it, so it may commit one that is damaged. Cut into parts, the
-    round excludes it; gathered, everyone would wait for it for ever. So here another commits, or all rounds are cut.
+    round excludes it; gathered, everyone would wait for it for ever. So here all rounds are cut.
     """
     codec = get_codec(terms.codec)
-    return terms.committer is not None or (codec.sliceable and terms.slices > 1 and terms.quorum > terms.gather_sites)
+    return codec.sliceable and terms.slices > 1 and terms.quorum > terms.gather_sites
 
 
 def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:
@@ -280,10 +260,6 @@ def _fault(rng: random.Random, plan: Plan, may_go: list[int]) -> Fault:
         if not may_go:
             return Fault("crash", site, at_s, for_s)
         return Fault(kind, may_go.pop(), at_s, for_s)
-    if kind in ("twin", "replace", "both") and plan.racy and site == 0:
-        # Not survivable: on a store that lets two win, both could create the commit of one round, and masters would
-        # fork. One process of the committer must be stopped before another starts: docs/operations.md.
-        return Fault("pause", site, at_s, for_s)
     if kind == "corrupt" and (plan.terms.quorum < 2 or plan.num_sites < 3):
         return Fault("crash", site, at_s, for_s)  # alone, a site with a wrong master could merge its own offer
     amount = {

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from composer_prime.errors import ConfigError, StoreError, Superseded
+from composer_prime.errors import ConfigError, MasterMismatch, StoreError, Superseded
 from composer_prime.sync.journal import KEPT
 from composer_prime.sync.site_clock import OuterLoop, SiteIdentity
 from tests.simulation.runtime import Process, SimRuntime
@@ -123,6 +123,9 @@ class SiteProcess:
         self.arrays: list[np.ndarray] = []
         self.outer: Any = None
         self.watched = False
+        self.within_reach: list[int] = []
+        self.learned: list[int] = []
+        """Tokens of its inner steps as a learner."""
         self.seen: list[Any] = []
         self.books: list[Any] = []
         self.flipped: dict[int, int] = {}
@@ -152,7 +155,7 @@ class SiteProcess:
         replica = self.outer._courier._replicas[draw // 2 % self.world.terms.fragments]
         master = replica.master
         bit = (replica.fragment, draw % 23)
-        if master.coarse or master.version + 2 > self.world.terms.final_version or bit in self.world.flipped_bits:
+        if master.version + 2 > self.world.terms.final_version or bit in self.world.flipped_bits:
             return False  # sites that are wrong in the same bit would be right together
         self.world.flipped_bits.add(bit)
         weights = master.weights.clone()
@@ -171,14 +174,19 @@ class SiteProcess:
             end = "finished" if self.outer.finished else "left"
         except Superseded:
             end = "superseded"
+        except MasterMismatch as error:
+            if not self.flipped:
+                self.world.invariants.failed(self, error)
         except Exception as error:
             self.world.invariants.failed(self, error)
-        if self.watched:
+        if self.state == "training":
             with contextlib.suppress(Superseded):
                 self.outer.close()
         self.state = end
         if end == "finished":
             self.world.invariants.finished(self)
+        if end == "failed" and self.flipped:
+            self.world.start_again(self)
         self.world.look_for_end()
 
     def _join(self) -> None:
@@ -200,7 +208,6 @@ class SiteProcess:
                 founding=world.founding,
                 journal=self.disk.journal,
                 runtime=self.runtime,
-                exact_join_s=0.0 if world.plan.hasty else None,
             )
             if self.checkpoint is not None:
                 self.outer.load_state_dict(self.checkpoint.state())
@@ -217,15 +224,24 @@ class SiteProcess:
                 self.process.wait(5.0)
                 continue
             break
-        self.watched = True
         self.state = "training"
-        world.invariants.joined(self, within_reach)
+        self.within_reach = within_reach
+        self._look_in()
+
+    def _look_in(self) -> None:
+        """Be watched from when this process stands on masters; a learner doesn't yet."""
+        learner = self.outer._learner
+        if learner is None and not self.watched:
+            self.watched = True
+            self.world.invariants.joined(self, self.within_reach)
+        elif learner is not None:
+            self.learned = learner.trained
 
     def _load(self) -> None:
         if self.checkpoint is not None:
             self.arrays = [array.copy() for array in self.checkpoint.arrays]
             return
-        rng = np.random.default_rng(self.site.index * 1000 + self.number)
+        rng = np.random.default_rng(7 if self.world.plan.hasty else self.site.index * 1000 + self.number)
         self.arrays = [
             rng.standard_normal(self.world.plan.numel).astype(np.float32) for _ in range(self.world.plan.layers)
         ]
@@ -245,7 +261,9 @@ class SiteProcess:
             self.steps += 1
             world.invariants.trains(self, tokens)
             outer.after_inner_step(tokens, 1)
-            world.invariants.stepped(self)
+            self._look_in()
+            if self.watched:
+                world.invariants.stepped(self)
             if self.steps % world.plan.checkpoint_steps == 0 or self.leaving:
                 self._save()
 

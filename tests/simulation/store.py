@@ -14,6 +14,7 @@ from typing import Any
 from greenlet import GreenletExit
 
 from composer_prime.errors import KeyMissing, StoreError
+from composer_prime.outer.master_header import HEADER_BYTES
 from tests.simulation.runtime import Process
 
 OVERWRITTEN = "/beat"
@@ -23,21 +24,15 @@ LAST = chr(0x10FFFF)
 
 
 class Bucket:
-    """The objects of all sites, and every content that a create-once key ever served.
+    """The objects of all sites, and every content that a create-once key ever served."""
 
-    racy   two creates of one key that are under way at once both win, and the later one's bytes stay
-    """
-
-    def __init__(self, *, racy: bool = False) -> None:
+    def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.racy = racy
-        self.created_at: dict[str, float] = {}
         self.history: dict[str, list[bytes]] = {}
         """All bytes that ever stood at a key, oldest first, beats left out."""
         self.on_write: Callable[[str, bytes], None] = lambda key, data: None
         self.on_delete: Callable[[str, Process], None] = lambda key, process: None
         self.on_beat: Callable[[bytes], None] = lambda data: None
-        self.on_second_win: Callable[[str], None] = lambda key: None
         self.writers: dict[str, set[Process]] = {}
         """Who put what: payloads, masters and beats."""
         self.collected: set[str] = set()
@@ -46,15 +41,10 @@ class Bucket:
         """Payloads that once arrived otherwise than they were sent."""
         self._keys: list[str] = []
 
-    def create(self, key: str, data: bytes, issued_at: float, now: float) -> bool:
+    def create(self, key: str, data: bytes) -> bool:
         standing = self.objects.get(key)
         if standing is not None:
-            if self.racy and standing != data and self.created_at.get(key, -1.0) > issued_at:
-                self._set(key, data)
-                self.on_second_win(key)
-                return True
             return standing == data
-        self.created_at[key] = now
         self._set(key, data)
         return True
 
@@ -105,7 +95,7 @@ class Link:
 
     latency_s      of a request, on average
     upload_s       more, for each payload or master
-    half_s         more, to read a part of a master that doesn't begin with its head
+    master_s       more, to read a whole master, on average
     factor         of both, while the link is slow
     num_cuts       faults that let nothing through, just now
     loss           probability that a request is lost, or its answer, or that it is sent twice
@@ -116,7 +106,7 @@ class Link:
 
     latency_s: float = 0.03
     upload_s: float = 0.1
-    half_s: float = 0.0
+    master_s: float = 0.0
     factor: float = 1.0
     num_cuts: int = 0
     loss: float = 0.0
@@ -153,16 +143,14 @@ class SimStore:
     # --- the store's methods ----------------------------------------------------------------------------------------
 
     def create(self, key: str, data: bytes) -> bool:
-        issued_at = self._scheduler.time
-        bucket = self._bucket
-        return self._write("create", key, lambda now: bucket.create(key, data, issued_at, now))
+        return self._write("create", key, lambda: self._bucket.create(key, data))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         damage = self._link.damage if "/payload/" in key else None
-        self._write("put", key, lambda now: self._bucket.put(key, data, self._process, damage))
+        self._write("put", key, lambda: self._bucket.put(key, data, self._process, damage))
 
     def delete(self, key: str) -> None:
-        self._write("delete", key, lambda now: self._bucket.delete(key, self._process))
+        self._write("delete", key, lambda: self._bucket.delete(key, self._process))
 
     def get(self, key: str) -> bytes:
         self._read("get", key)
@@ -172,8 +160,8 @@ class SimStore:
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        if start and self._link.half_s and key.startswith("masters/"):
-            self._sleep(self._link.half_s * 2 * self._rng.random())
+        if length > HEADER_BYTES and self._link.master_s and key.startswith("masters/"):
+            self._sleep(self._link.master_s * 2 * self._rng.random())
         data = self.get(key)
         return data if start == 0 and length >= len(data) else data[start : start + length]
 
@@ -218,7 +206,7 @@ class SimStore:
         if self._log is not None:
             self._log.append((scheduler.time, process.name, op, key))
 
-    def _write(self, op: str, key: str, effect: Callable[[float], Any]) -> Any:
+    def _write(self, op: str, key: str, effect: Callable[[], Any]) -> Any:
         """Let the write take effect, whatever becomes of its process meanwhile, and wait for the answer."""
         self.before_request()
         link, process, rng = self._link, self._process, self._rng
@@ -236,7 +224,7 @@ class SimStore:
                 return
             scheduler.num_events += 1
             scheduler.num_writes += 1
-            result.append(effect(scheduler.time))
+            result.append(effect())
             if self._log is not None:
                 self._log.append((scheduler.time, process.name, op, key, result[-1]))
 
@@ -280,8 +268,7 @@ class Desk:
         self._process = process
 
     def create(self, key: str, data: bytes) -> bool:
-        now = self._process.scheduler.time
-        return self._bucket.create(key, data, now, now)
+        return self._bucket.create(key, data)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self._bucket.put(key, data, self._process)

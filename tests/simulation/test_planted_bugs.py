@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from composer_prime.errors import StoreError
-from composer_prime.outer.aggregate import aggregate
-from composer_prime.outer.merge import blending
+from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.sparse import dense
 from composer_prime.store import keys
 from composer_prime.sync import courier, garbage, merging, replica, returning, rounds, site_clock
 from composer_prime.sync.courier import Courier
 from composer_prime.sync.merging import Merger
-from composer_prime.sync.protocol import Authority, RoundDecision, RoundView
+from composer_prime.sync.protocol import RoundDecision, RoundView
 from composer_prime.sync.records import Commit, Refused
 from composer_prime.sync.replica import Replica
+from composer_prime.sync.roster import Roster
 from composer_prime.sync.rounds import RoundCloser
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.__main__ import main
@@ -94,7 +94,7 @@ def test_double_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(RoundCloser, "_commit", overwriting(RoundCloser._commit))
         monkeypatch.setattr("composer_prime.sync.rounds.commit_rank", lambda *_: 0)
 
-    check(monkeypatch, "two contents at rounds/", plant, lambda plan: plan.num_sites > 2 and not plan.racy)
+    check(monkeypatch, "two contents at rounds/", plant, lambda plan: plan.num_sites > 2)
 
 
 def test_fragment_clock_by_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +142,7 @@ def test_residual_applied_when_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _is_lossy(plan: Plan) -> bool:
-    return (
-        plan.terms.codec != "fp32"
-        and plan.terms.merge_alpha == 0
-        and bool(faults_of(plan) & {"slow", "pause", "slow_upload"})
-    )
+    return plan.terms.codec != "fp32" and bool(faults_of(plan) & {"slow", "pause", "slow_upload"})
 
 
 def test_offer_counted_twice_after_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,18 +158,15 @@ def _has_crash(plan: Plan) -> bool:
     return bool(faults_of(plan) & {"crash", "crash_old"})
 
 
-def test_coarse_master_taken_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    become = Replica.become
-
-    def keep_own(self: Any, exact: Replica) -> None:
-        weights = self.master.weights
-        become(self, exact)
-        self.master = replace(self.master, weights=weights, known_sha=None)
+def test_movement_of_a_learner_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = returning.Returning.stand
 
     def plant() -> None:
-        monkeypatch.setattr(Replica, "become", keep_own)
+        monkeypatch.setattr(
+            returning.Returning, "stand", lambda self, replica, saved, start: stand(self, replica, saved)
+        )
 
-    check(monkeypatch, "another master", plant, lambda plan: plan.hasty and plan.terms.rounds > 2)
+    check(monkeypatch, " learned ", plant, lambda plan: plan.hasty and bool(faults_of(plan) & {"late"}))
 
 
 def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +178,7 @@ def test_slice_reduced_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         "two contents at rounds/",
         plant,
-        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2 and not plan.terms.committer,
+        lambda plan: plan.terms.gather_sites < plan.num_sites and plan.terms.slices > 2,
     )
 
 
@@ -216,7 +209,7 @@ def test_a_reducer_leaves_out_what_is_sound(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _excludes(plan: Plan) -> bool:
-    return "damage" in faults_of(plan) and plan.terms.committer is None and plan.terms.aggregate == "mean"
+    return "damage" in faults_of(plan) and plan.terms.aggregate == "mean"
 
 
 def test_garbage_collection_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,13 +266,12 @@ def test_alpha_blend_on_untaken_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def blended(self: Any, stand: Any, new_base: Any, master: Any, settled: Any) -> Any:
         change = carry(self, stand, new_base, master, settled)
-        return change if settled is None else blending(new_base, 0.5)
+        return change if settled is None else lambda local, span: 0.5 * local + 0.5 * new_base[span]
 
     check(
         monkeypatch,
         " is off by ",
         lambda: monkeypatch.setattr(OuterLoop, "_carry", blended),
-        lambda plan: plan.terms.merge_alpha == 0,
     )
 
 
@@ -294,7 +286,6 @@ def test_late_work_dropped_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         " is off by ",
         lambda: monkeypatch.setattr(OuterLoop, "_carry", forget),
-        lambda plan: plan.terms.merge_alpha == 0,
     )
 
 
@@ -320,7 +311,6 @@ def test_late_work_dropped_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         "rounds missed",
         lambda: monkeypatch.setattr(site_clock, "is_stale", lambda *_: True),
-        lambda plan: True,
     )
 
 
@@ -342,25 +332,15 @@ def test_work_grows_old_in_void_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, "tokens after 1 rounds missed", plant, fits)
 
 
-@pytest.mark.parametrize("rule", ["trimmed", "median"])
-def test_a_robust_rule_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
-    def lowest(rule: Any, parts: Any, *, trim: float) -> Any:
+def test_a_mean_that_takes_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowest(parts: Any) -> Any:
         return torch.stack([multiplier * dense(x) for multiplier, x in parts]).amin(0)
 
     check(
         monkeypatch,
         "isn't what",
-        lambda: monkeypatch.setattr(merging, "aggregate", lowest),
-        lambda plan: plan.terms.aggregate == rule and plan.num_sites > 2 and not plan.racy,
-    )
-
-
-def test_a_fixed_committer_commits_a_round_twice_where_two_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        monkeypatch,
-        "two contents at rounds/",
-        lambda: monkeypatch.setattr(RoundCloser, "_commit", overwriting(RoundCloser._commit, Twice)),
-        lambda plan: plan.racy,
+        lambda: monkeypatch.setattr(merging, "weighted_mean", lowest),
+        lambda plan: plan.num_sites > 2,
     )
 
 
@@ -382,7 +362,7 @@ def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch
         for entry in () if closing.commit.num_parts else closing.commit.taken:
             with contextlib.suppress(StoreError):
                 parts.append((entry.multiplier, self.fetch(entry.offer)))
-        return aggregate("mean", parts, trim=0.0) if parts else pseudograd(self, closing)
+        return weighted_mean(parts) if parts else pseudograd(self, closing)
 
     check(
         monkeypatch,
@@ -392,21 +372,12 @@ def test_unreadable_payload_left_out_of_the_mean(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_wrong_master_kept_though_the_log_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        monkeypatch,
-        "finished with another master",
-        lambda: monkeypatch.setattr(Replica, "_heal", lambda *_: None),
-        lambda plan: "corrupt" in faults_of(plan),
-    )
-
-
-def test_a_site_commits_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was once: a site whose master was wrong closed rounds with nothing, for others to call void."""
+def test_a_site_goes_on_though_others_stand_on_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose master is wrong would close rounds with nothing, and call the others' commits void."""
     check(
         monkeypatch,
         "finds a commit faulty",
-        lambda: monkeypatch.setattr(Replica, "is_mistaken", lambda *_: False),
+        lambda: monkeypatch.setattr(Replica, "check_agrees", lambda *_: None),
         _mistakes_a_master,
     )
 
@@ -446,7 +417,7 @@ def _comes_late(plan: Plan) -> bool:
 
 def test_a_guest_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     def plant() -> None:
-        monkeypatch.setattr(Authority, "allows", lambda self, site: True)
+        monkeypatch.setattr(Roster, "guests", lambda self, number=None: frozenset())
 
     check(monkeypatch, "which is a guest", plant, lambda plan: len(plan.guests) > 1)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.store import keys
 from tests.architecture import REPOSITORY, source_files
 from tests.simulation.__main__ import main
 from tests.simulation.coverage import KNOWN, OUT_OF_REACH, Table
@@ -99,8 +98,8 @@ def test_shrinking_keeps_the_fault_that_matters() -> None:
 
 
 def plan_of(num_sites: int, *faults: Fault) -> Plan:
-    """A drawn plan of so many sites that all can commit, with these faults and no others."""
-    plans = (plan for plan in map(draw_plan, range(10_000)) if plan.num_sites == num_sites and not plan.terms.committer)
+    """A drawn plan of so many sites, with these faults and no others."""
+    plans = (plan for plan in map(draw_plan, range(10_000)) if plan.num_sites == num_sites)
     return replace(next(plan for plan in plans if not plan.signed), faults=faults)
 
 
@@ -115,26 +114,6 @@ def test_what_befalls_all_sites_at_once_is_survived(kind: str) -> None:
     assert not any(fault.at_s < time < fault.at_s + fault.for_s for time in answered)
     starts = [entry[3] for entry in result.log if entry[2] == "start"]
     assert sorted(starts) == sorted([f"s{index:02d}" for index in range(4)] * (2 if kind == "restart" else 1))
-
-
-def test_a_run_reopened_by_its_owner_goes_on_to_another_end() -> None:
-    result = run_plan(plan_of(3, Fault("reopen", EVERYONE, amount=2.0)), record=True)
-    assert result.violations == ()
-    written = [entry[3] for entry in result.log if entry[2] == "create" and entry[-1] is True]
-    assert keys.close(0) in written
-    assert keys.close(1) in written
-    final = result.plan.terms.final_version
-    assert keys.commit(0, final - 1) in written
-    assert keys.commit(0, final + 2) in written
-
-
-def test_what_was_dropped_when_the_run_ended_is_not_in_what_the_reopened_one_merges() -> None:
-    """An upload outlasts the last round; its offer must not wait in the bucket for the run to be reopened."""
-    assert run_plan(draw_plan(64220).keep([1, 3])).violations == ()
-
-
-def test_a_process_that_comes_in_while_the_run_is_reopened_may_end_where_it_had_ended() -> None:
-    assert run_plan(draw_plan(61735).keep([1, 4, 5])).violations == ()
 
 
 def test_the_table_shows_branches_that_were_never_met() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.store import keys
 from composer_prime.sync.canonical import sha256_hex
-from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission, Manifest
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
@@ -21,9 +20,9 @@ from tests.simulation.hooks import listening
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import EVERYONE, Fault, Plan, draw_plan
 from tests.simulation.progress import Progress
-from tests.simulation.runtime import Events, Process, Scheduler
+from tests.simulation.runtime import Events, Scheduler
 from tests.simulation.site import Checkpoint, Site, SiteProcess
-from tests.simulation.store import Bucket, Desk, Link
+from tests.simulation.store import Bucket, Link
 
 OWNER = SigningKey.from_bytes(bytes(range(32)))
 MOST_EVENTS = 400_000
@@ -66,9 +65,7 @@ class World:
         self.scheduler = Scheduler()
         self.coverage = Coverage()
         self.log: list[tuple[Any, ...]] | None = [] if record else None
-        self.bucket = Bucket(racy=plan.racy)
-        self.coverage.may_differ = self._holds_flipped_bit
-        self._corrupted: dict[Process, SiteProcess] = {}
+        self.bucket = Bucket()
         self.flipped_bits: set[tuple[int, int]] = set()
         rng = random.Random(plan.seed + 1)
         self.sites = {f"s{index:02d}": self._site(index, rng) for index in range(plan.num_sites)}
@@ -86,12 +83,9 @@ class World:
         self.bucket.on_write = self._wrote
         self.bucket.on_delete = self.invariants.deleted
         self.bucket.on_beat = lambda data: self.invariants.pins.beat(data, self.scheduler.time)
-        self.bucket.on_second_win = lambda key: self.coverage.branch(f"racy store: two won {_kind_of(key)}")
         self._pending = 0
         self._healed_at = 0.0
         self._processes: list[SiteProcess] = []
-        self._prolong_by = sum(int(fault.amount) for fault in plan.faults if fault.kind == "reopen")
-        self._num_reopenings = 0
         self._plan_starts(rng)
         for fault in plan.faults:
             self._plan_fault(fault)
@@ -100,7 +94,7 @@ class World:
     def _site(self, index: int, rng: random.Random) -> Site:
         link = Link(latency_s=0.01 + 0.05 * rng.random(), upload_s=0.05 + 0.2 * rng.random())
         if self.plan.hasty:
-            link.half_s = self.plan.turn_s * (1 + index % 3)
+            link.master_s = 3.0 + 4.0 * (index % 3)
         own = random.Random(rng.random())
         return Site(f"s{index:02d}", index, link, own, self.plan.step_s)
 
@@ -147,7 +141,7 @@ class World:
             record = Admission(number=1, keys=dict(self.founding.keys), guests=self.guests)
             signature = OWNER.sign(record.message(sha256_hex(data)))
             signed = record.model_copy(update={"signature": signature})
-            self.bucket.create(keys.admission(1), signed.to_bytes(), self.scheduler.time, self.scheduler.time)
+            self.bucket.create(keys.admission(1), signed.to_bytes())
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
@@ -282,53 +276,33 @@ class World:
         self._later(self.scheduler.time + fault.for_s, lambda: setattr(site.link, "damage", None))
 
     def _corrupt(self, fault: Fault, site: Site) -> None:
-        """A bit of a master that the site holds flips, before or after it was hashed; the log must tell it so."""
+        """A bit of a master that the site holds flips, before or after it was hashed; it must notice and stop."""
         process = site.process
         assert process is not None
         if process.watched and process.flip_bit(int(fault.amount)):
-            self._corrupted[process.process] = process
             self.coverage.branch("fault: corrupt, a bit flipped")
 
-    def _holds_flipped_bit(self) -> bool:
-        """Whether the process that runs just now holds a master that a flipped bit made wrong."""
-        process = self._corrupted.get(self.scheduler.current.process)
-        return process is not None and bool(process.flipped)
+    def start_again(self, process: SiteProcess) -> None:
+        """A process has found its master wrong and stopped: whoever runs the site starts it again."""
+        self.coverage.branch("end: own master differed from the others'")
+        site, saved = process.site, process.disk.checkpoints
+        if site.process is process and not site.is_gone:
+            self._later(self.scheduler.time + 1.0, lambda: self._start(site, saved[-1] if saved else None))
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def look_for_end(self) -> None:
         """Called when a process has ended or a planned act is done: stop once nothing more will happen."""
         running = any(site.process is not None and site.process.is_running for site in self.sites.values())
-        if not running and not self._pending and not self._prolong():
+        if not running and not self._pending:
             self.scheduler.is_stopped = True
-
-    def _prolong(self) -> bool:
-        """Once the run has ended: let the owner reopen it, and start every site that stayed. Whether that happened."""
-        more, self._prolong_by = self._prolong_by, 0
-        ended = self.invariants.num_finished and keys.close() in self.bucket.objects
-        if not more or not ended or self.invariants.violations:
-            return False
-        self._note("fault", "reopen", "all", 0.0)
-        self._struck("reopen")
-        rounds = self.terms.final_version + more
-        desk = Desk(self.bucket, self._processes[-1].process)
-        Owner(desk, OWNER if self.guests else None).reopen(rounds)
-        self._num_reopenings += 1
-        self.terms = self.terms.model_copy(update={"rounds": rounds})
-        self.invariants.reopened()
-        for site in self.sites.values():
-            if not site.is_gone:
-                kept = site.disk.checkpoints if site.rng.random() < 0.7 else []
-                at_s = self.scheduler.time + 3 * site.rng.random()
-                self._later(at_s, lambda site=site, kept=kept: self._start(site, kept[-1] if kept else None))
-        return True
 
     def _round_s(self) -> float:
         """Virtual time within which a round of one fragment closes when nothing goes wrong, at its worst."""
         terms = self.terms
         slowest = max(site.step_s / min(site.skew, 1.0) for site in self.sites.values())
         upload = max(site.link.upload_s for site in self.sites.values())
-        return max(terms.steps_per_turn * slowest, terms.seconds_per_turn * 2) + upload + terms.grace_s * 2 + 5
+        return terms.steps_per_turn * slowest + upload + terms.grace_s * 2 + 5
 
     def _limit_s(self) -> float:
         """Virtual time by which the run must be over, all faults healed: each round may need each time-out once."""
@@ -372,15 +346,11 @@ class World:
             invariants.check_log()
         except ComposerPrimeError as error:
             invariants.violate(f"the log can't be rebuilt: {error}")
-        if keys.close(self._num_reopenings) not in self.bucket.objects:
+        if keys.close() not in self.bucket.objects:
             self.coverage.branch("end: without a close record")
 
     def first_master_sha(self, fragment: int) -> str:
         return Manifest.from_bytes(self.bucket.objects[keys.manifest()], keys.manifest()).masters[fragment]
-
-
-def _kind_of(key: str) -> str:
-    return "an offer" if "/offers/" in key else "a claim" if key.endswith("/claim.json") else key.split("/")[0]
 
 
 def run_plan(plan: Plan, *, record: bool = False) -> Result:

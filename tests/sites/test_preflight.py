@@ -303,7 +303,6 @@ def test_a_launch_says_all_at_once_before_it_writes(tmp_path: Path, cli: Cli) ->
     [
         "export RUN --to new --model tiny",
         "follow RUN --model tiny --dir new",
-        "publish RUN",
         "verify RUN",
         "status RUN",
     ],

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from composer_prime.bench.join_hub import NAME, Hub, make_model
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import ConfigError, ModelError
 from composer_prime.sites.embedded.inference.reload import read_weights
@@ -18,6 +17,7 @@ from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.prepare import joining_model_command, model_command
 from composer_prime.sites.embedded.trainer import build
 from composer_prime.store import open_store
+from tests.bench.join.hub import NAME, Hub, make_model
 from tests.config.recipes import recipe
 from tests.servers.in_thread import serving_handler
 from tests.sites.tiny_folder import save_random_tiny

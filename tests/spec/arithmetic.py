@@ -21,7 +21,7 @@ def offer_norm(norms: list[float]) -> float:
 def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Collection[str] = ()) -> list[float]:
     """One for each offer of a commit, or of those that are left in a part; each a fp32 number."""
     guest = [offer["site"] in guests for offer in offers]
-    num_guests, num_members = sum(guest), len(offers) - sum(guest)
+    num_members = len(offers) - sum(guest)
     if not num_members:
         return [0.0 for _ in offers]
     norms = [offer_norm(offer["norms"]) for offer in offers]
@@ -32,12 +32,6 @@ def multipliers(offers: list[dict[str, Any]], terms: dict[str, Any], guests: Col
         limit = terms["guest_clip"] * median if is_guest else terms["clip"] * median
         is_cut = norm > limit and (is_guest or terms["aggregate"] != "mean")
         factors.append(limit / norm if is_cut else 1.0)
-    if terms["aggregate"] in ("trimmed", "median"):
-        if num_guests:
-            theirs = min(most, num_guests / len(offers))
-            scales = [theirs / num_guests if is_guest else 1 - theirs for is_guest in guest]
-            factors = [factor * scale for factor, scale in zip(factors, scales, strict=True)]
-        return [float(np.float32(factor)) for factor in factors]
     weights = [1 if terms["weighting"] == "equal" else offer[terms["weighting"]] for offer in offers]
     if not any(weight for weight, is_guest in zip(weights, guest, strict=True) if not is_guest):
         weights = [1 for _ in offers]
@@ -61,26 +55,13 @@ def merge(vectors: list[Vector], factors: list[float], guest: list[bool], terms:
         own = [product for product, is_guest in zip(products, guest, strict=True) if not is_guest]
         if not own:
             return np.zeros_like(products[0])
-        merged = _by_rule(own, terms)
+        merged = _summed(own)
         if not theirs:
             return merged
         limit = merged * np.float32(terms["guest_share"] / (1 - terms["guest_share"]))
         zero = np.float32(0)
         added = np.minimum(np.maximum(_summed(theirs), np.minimum(limit, zero)), np.maximum(limit, zero))
         return merged + (added + zero)
-
-
-def _by_rule(products: list[Vector], terms: dict[str, Any]) -> Vector:
-    if terms["aggregate"] in ("mean", "clipped"):
-        return _summed(products)
-    ordered = np.sort(np.stack(products) + np.float32(0), axis=0)  # + 0 makes a zero of minus zero
-    count = len(products)
-    if terms["aggregate"] == "trimmed":
-        cut = min(math.floor(terms["trim"] * count), (count - 1) // 2)
-        return _summed(list(ordered[cut : count - cut])) * np.float32(1 / (count - 2 * cut))
-    if count % 2:
-        return ordered[count // 2]
-    return ordered[count // 2 - 1] * np.float32(0.5) + ordered[count // 2] * np.float32(0.5)
 
 
 def _summed(products: list[Vector]) -> Vector:

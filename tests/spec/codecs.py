@@ -1,4 +1,4 @@
-"""Payload codecs by docs/protocol.md, "Codecs": every decoder, and the encoders that a merged part may have."""
+"""Payload codecs by docs/protocol.md, "Codecs": the decoders, and the encoders of parts and of the test vector."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,8 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-BLOCKS = {"fp32": 1, "bf16": 1, "int8": 256, "int4": 64, "e3m0": 64, "topk": 4096}
+BLOCKS = {"fp32": 1, "bf16": 1, "int8": 256, "int4": 64, "topk": 4096}
+MERGED = "int8"
 _KEPT = 64
 _LARGEST_MAGNITUDE = 0xFEF
 
@@ -38,7 +39,6 @@ def size_bounds(codec: str, size: int) -> tuple[int, int]:
         "bf16": 2 * size,
         "int8": 4 * blocks + size,
         "int4": 2 * blocks + -(-size // 2),
-        "e3m0": blocks + -(-size // 2),
     }[codec]
     return num_bytes, num_bytes
 
@@ -95,17 +95,6 @@ def _nibbles(data: Bytes, size: int) -> Bytes:
     _ask(not codes[size:].any(), "a last high half that isn't 0")
     _ask((codes != 8).all(), "a code of 8")
     return codes[:size]
-
-
-def _decode_e3m0(data: Bytes, size: int) -> Vector:
-    head = -(-size // 64)
-    _ask((data[:head] <= 254).all(), "an exponent above 254")
-    codes = _nibbles(data[head:], size)
-    steps = (codes & 7).astype(np.int32)
-    exponents = np.repeat(data[:head].astype(np.int32), 64)[:size] + steps - 7
-    _ask((exponents[steps > 0] >= 1).all(), "a value below 2^-126")
-    bits = np.where(steps > 0, exponents, 0).astype(np.uint32) << 23
-    return (bits | ((codes >> 3).astype(np.uint32) << 31)).view(np.float32)
 
 
 def _kept_of_blocks(size: int) -> npt.NDArray[np.int64]:
@@ -177,7 +166,6 @@ _DECODERS: dict[str, Callable[[Bytes, int], Vector]] = {
     "bf16": _decode_bf16,
     "int8": _decode_int8,
     "int4": _decode_int4,
-    "e3m0": _decode_e3m0,
     "topk": _decode_topk,
 }
 
@@ -186,8 +174,8 @@ BF16_END = np.float32(2.0**128 - 2.0**119)
 """From here on bf16 rounds to infinity."""
 
 
-def encode_merged(codec: str, values: Vector) -> bytes | None:
-    """A part's bytes in the merged codec; None where a value has no code."""
+def encode(codec: str, values: Vector) -> bytes | None:
+    """A vector's bytes; None where a value has no code."""
     if not np.isfinite(values).all() or (codec == "bf16" and np.abs(values).max() >= BF16_END):
         return None
     if codec == "fp32":

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from tests.spec.codecs import BLOCKS
+from tests.spec.codecs import BLOCKS, MERGED
 
 Vector = npt.NDArray[np.float32]
 
@@ -77,7 +77,7 @@ class Slices:
 def cut(size: int, terms: dict[str, Any]) -> Slices:
     if terms["codec"] == "topk":
         return Slices([0, size])
-    block = max(BLOCKS[terms["codec"]], BLOCKS[terms["merged_codec"]])
+    block = max(BLOCKS[terms["codec"]], BLOCKS[MERGED])
     length = math.ceil(math.ceil(size / terms["slices"]) / block) * block
     return Slices([*range(0, size, length), size])
 

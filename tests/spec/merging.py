@@ -142,7 +142,7 @@ class Merger:
         if part["payload"] is None and self._has_no_code(log, commit, part):
             return np.zeros(size, np.float32)
         again, left_out = self._merged_again(log, commit, part, {each["site"] for each in part["excluded"]})
-        coded = None if again is None else codecs.encode_merged(self.terms["merged_codec"], again)
+        coded = None if again is None else codecs.encode(codecs.MERGED, again)
         made = None if coded is None else sha256(coded)
         if [each["site"] for each in part["excluded"]] != left_out or made != part["sha256"]:
             self.wrong.append(f"{key}: isn't what its offers make")
@@ -155,7 +155,7 @@ class Merger:
                 raise Unfinished(f"{part['payload']}: can't be made again")
             data = coded
         try:
-            return codecs.decode(self.terms["merged_codec"], data, size)
+            return codecs.decode(codecs.MERGED, data, size)
         except codecs.Undecodable as error:
             return self._zeros(log, index, size, str(error))
 
@@ -167,7 +167,7 @@ class Merger:
         """Whether the offers that hold make values which the merged codec has no code for."""
         _, left_out = self._merged_again(log, commit, part, set())
         again, _ = self._merged_again(log, commit, part, set(left_out))
-        return again is not None and codecs.encode_merged(self.terms["merged_codec"], again) is None
+        return again is not None and codecs.encode(codecs.MERGED, again) is None
 
     def _merged_again(
         self, log: Log, commit: Record, part: Record, stated: set[str]

@@ -26,7 +26,6 @@ class Stand:
 
     master: str
     voids: list[int]
-    floor: int
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Reading:
     """What came of a run."""
 
     rounds: int
-    """Training rounds of each fragment, as far as the run was prolonged."""
+    """Training rounds of each fragment."""
     masters: dict[tuple[int, int], str] = field(default_factory=dict)
     voids: dict[tuple[int, int], str] = field(default_factory=dict)
     zeros: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -62,17 +61,14 @@ def read_run(folder: Path) -> Reading:
         raise Unreadable("manifest.json: more fragments than blocks, or other masters")
     _ask_founding(folder, manifest)
     members = signing.read_members(manifest, sha256(data), _numbered(folder, "admissions"))
-    reopenings = _numbered(folder, "reopen")
-    reading = Reading(signing.read_rounds(members, terms["rounds"], reopenings))
+    reading = Reading(terms["rounds"])
     for fragment, size in enumerate(layout.fragment_sizes(blocks, terms["fragments"])):
         log = Log(fragment, layout.cut(size, terms), manifest["masters"][fragment], sha256(data))
         try:
             _follow(Merger(folder, terms, members, reading.wrong, reading.zeros), log, reading)
         except Unfinished as error:
             reading.wrong.append(str(error))
-    for number in range(len(reopenings) + 1):
-        end = signing.read_rounds(members, terms["rounds"], reopenings[:number]) + 1
-        reading.is_closed = _close_holds(folder, number, end, members, reading, terms["fragments"])
+    reading.is_closed = _close_holds(folder, members, reading, terms["fragments"])
     return reading
 
 
@@ -155,7 +151,7 @@ def _note(merger: Merger, log: Log, reading: Reading) -> None:
     """Write down what stands now, and compare it with the snapshot of it, where one is stored."""
     place = (log.fragment, log.version)
     reading.masters[place] = log.master_sha
-    reading.stands[place] = Stand(log.master_sha, log.recent_voids(merger.terms), log.floor)
+    reading.stands[place] = Stand(log.master_sha, log.recent_voids(merger.terms))
     key = _snapshot_key(log)
     stored = merger.get(key)
     if stored is None:
@@ -167,11 +163,9 @@ def _note(merger: Merger, log: Log, reading: Reading) -> None:
         reading.wrong.append(f"{key}: {error}")
 
 
-def _close_holds(
-    folder: Path, number: int, end: int, members: signing.Members, reading: Reading, num_fragments: int
-) -> bool:
+def _close_holds(folder: Path, members: signing.Members, reading: Reading, num_fragments: int) -> bool:
     """Whether a close record is there, can be believed, and names what the log makes."""
-    key = "close.json" if number == 0 else f"close-{number:04}.json"
+    key, end = "close.json", reading.rounds + 1
     path = folder / key
     if not path.is_file():
         return False
@@ -184,15 +178,13 @@ def _close_holds(
     if set(close["versions"]) != {end}:
         reading.wrong.append(f"{key}: ends at other versions than {end}")
         return False
-    if close["number"] != number or not any(
-        members.may_close(each, site, "Close", close) for each in members.admissions
-    ):
-        reading.wrong.append(f"{key}: has another number, or isn't signed by a site that may close the run")
+    if not any(members.may_close(each, site, "Close", close) for each in members.admissions):
+        reading.wrong.append(f"{key}: isn't signed by a site that may close the run")
         return False
     stated = [
-        ((fragment, version), Stand(master, voids, floor))
-        for fragment, (version, master, voids, floor) in enumerate(
-            zip(close["versions"], close["masters"], close["voids"], close["floors"], strict=False)
+        ((fragment, version), Stand(master, voids))
+        for fragment, (version, master, voids) in enumerate(
+            zip(close["versions"], close["masters"], close["voids"], strict=False)
         )
     ]
     differ = [place for place, stand in stated if reading.stands.get(place) != stand]

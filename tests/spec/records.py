@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_COUNT = 2**53
-PROTOCOL = 12
+PROTOCOL = 13
 
 Check = Callable[[Any], bool]
 
@@ -79,40 +79,30 @@ def sha256_hex(value: Any) -> bool:
 
 COUNT, POSITIVE = within(0, MAX_COUNT), within(1, MAX_COUNT)
 
-_TERMS = fields(
-    inner_steps=POSITIVE,
-    fragments=POSITIVE,
-    sync_delay=COUNT,
-    merge_alpha=real(0, 1),
-    pace=one_of("steps", "seconds"),
-    inner_seconds=real(0),
+terms = fields(
+    inner_steps=within(1, 10**6),
+    fragments=within(1, 10**6),
+    sync_delay=within(0, 10**6),
     lr=real(0, above=True),
     momentum=real(0, 1, below=True),
-    codec=one_of("fp32", "bf16", "int8", "int4", "e3m0", "topk"),
-    merged_codec=one_of("fp32", "bf16", "int8"),
+    codec=one_of("fp32", "bf16", "int8", "int4", "topk"),
     error_feedback=truth,
     weighting=one_of("tokens", "steps", "equal"),
-    aggregate=one_of("mean", "clipped", "trimmed", "median"),
+    aggregate=one_of("mean", "clipped"),
     clip=real(0, above=True),
-    trim=real(0, 0.5, below=True),
     guest_share=real(0, 0.5, above=True),
     guest_clip=real(0, above=True),
     step_tokens=maybe(POSITIVE),
     gather_sites=POSITIVE,
     slices=within(1, 1024),
-    quorum=POSITIVE,
-    grace_s=real(0),
-    liveness_s=real(0, above=True),
-    max_stale_rounds=POSITIVE,
-    snapshot_rounds=POSITIVE,
+    quorum=within(1, 10**6),
+    grace_s=real(0, 10**6),
+    liveness_s=real(0, 10**6, above=True),
+    max_stale_rounds=within(1, 10**6),
+    snapshot_rounds=within(1, 10**6),
     keep_log=truth,
-    committer=maybe(text),
     rounds=POSITIVE,
 )
-
-
-def terms(value: Any) -> bool:
-    return _TERMS(value) and (value["pace"] == "steps" or value["inner_seconds"] > 0)
 
 
 OFFER = fields(
@@ -120,7 +110,7 @@ OFFER = fields(
     incarnation=COUNT,
     fragment=COUNT,
     version=COUNT,
-    base_sha=maybe(sha256_hex),
+    base_sha=sha256_hex,
     tokens=COUNT,
     steps=COUNT,
     trained_tokens=COUNT,
@@ -172,25 +162,22 @@ MANIFEST = fields(
     keys=by_site(text),
     created_by=text,
     nonce=nonce,
+    parent=maybe(sha256_hex),
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    number=COUNT,
     versions=many(COUNT),
     masters=many(sha256_hex),
     voids=many(many(COUNT)),
-    floors=many(COUNT),
     closed_by=text,
     signature=maybe(text),
 )
 ADMISSION = fields(
     number=POSITIVE,
     keys=by_site(text),
-    committer=maybe(text),
     guests=many(text),
     signature=maybe(text),
 )
-REOPENING = fields(number=POSITIVE, rounds=POSITIVE, signature=maybe(text))
 
 
 def read(check: Check, data: bytes) -> dict[str, Any]:

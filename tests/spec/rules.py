@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.spec.arithmetic import multipliers, offer_norm
-from tests.spec.codecs import size_bounds
+from tests.spec.codecs import MERGED, size_bounds
 from tests.spec.layout import Slices
 from tests.spec.signing import Admission, Members
 
@@ -79,7 +79,7 @@ def offer_fault(offer: Record, log: Log, terms: Record) -> str | None:
     """What keeps an offer out of the round that is open in `log`; signatures and the round's others aside."""
     if (offer["fragment"], offer["version"]) != (log.fragment, log.version):
         return "is of another round"
-    if offer["base_sha"] not in (None, log.master_sha):
+    if offer["base_sha"] != log.master_sha:
         return "stands on another master"
     if offer["payload"] is None:
         return None
@@ -122,10 +122,7 @@ def _claim_fault(offer: Record, log: Log, terms: Record) -> str | None:
 
 
 def _most_steps(rounds: int, terms: Record) -> int:
-    if terms["pace"] == "steps":
-        turn = terms["inner_steps"] // terms["fragments"]
-    else:
-        turn = math.ceil(terms["inner_seconds"] / terms["fragments"] * 100)
+    turn = terms["inner_steps"] // terms["fragments"]
     return (rounds + 2) * terms["fragments"] * (turn + terms["sync_delay"])
 
 
@@ -189,8 +186,8 @@ def commit_fault(commit: Record, log: Log, terms: Record, members: Members) -> s
     if len(shas) != len(set(shas)):
         return "takes two equal offers"
     members_offers = [offer for offer in offers if offer["site"] not in admission.guests]
-    if offers and sum(offer["base_sha"] == log.master_sha for offer in members_offers) < terms["quorum"]:
-        return "takes fewer offers on its master than the quorum"
+    if offers and len(members_offers) < terms["quorum"]:
+        return "takes fewer members' offers than the quorum"
     if [each["multiplier"] for each in commit["taken"]] != multipliers(offers, terms, admission.guests):
         return "has other multipliers than the rule's"
     if commit["num_parts"] != parts_of(len(offers), log.slices, terms):
@@ -226,6 +223,6 @@ def part_fault(
         return "has no payload"
     if part["payload"] != f"rounds/{log.fragment:04}/{log.version:08}/merged/{index:04}-{part['sha256'][:16]}":
         return "has a payload key of another part or hash"
-    if part["nbytes"] != size_bounds(terms["merged_codec"], log.part_size(index, commit["num_parts"]))[0]:
+    if part["nbytes"] != size_bounds(MERGED, log.part_size(index, commit["num_parts"]))[0]:
         return "has another size than its values"
     return None

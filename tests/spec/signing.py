@@ -65,7 +65,6 @@ class Admission:
     """Of the record's bytes; None for the manifest's own list."""
     sound: bool
     keys: dict[str, str]
-    committer: str | None
     guests: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -85,10 +84,7 @@ class Members:
 
     def may_close(self, admission: Admission, site: str, kind: str, record: dict[str, Any]) -> bool:
         """Whether `record` is by `site`, and `site` one that may commit, merge parts and close the run."""
-        may = site not in admission.guests if admission.committer is None else site == admission.committer
-        if not may:
-            return False
-        return self.signed(admission, site, kind, record)
+        return site not in admission.guests and self.signed(admission, site, kind, record)
 
     def is_owners(self, kind: str, record: dict[str, Any]) -> bool:
         return not self.has_keys or verifies(self.owner, kind, self.manifest_sha, record)
@@ -97,25 +93,17 @@ class Members:
 def read_members(manifest: dict[str, Any], manifest_sha: str, admissions: list[bytes]) -> Members:
     """Members by the manifest and the bytes of the records `admissions/0001.json` and on."""
     has_keys = manifest["owner"] is not None or bool(manifest["keys"])
-    standing = Admission(0, None, True, manifest["keys"], manifest["terms"]["committer"])
+    standing = Admission(0, None, True, manifest["keys"])
     members = Members(manifest_sha, manifest["owner"], has_keys, [standing])
     for number, data in enumerate(admissions, start=1):
         record = _sound(members, records.ADMISSION, "Admission", number, data)
         if record is None:
-            standing = Admission(number, sha256(data), False, standing.keys, standing.committer, standing.guests)
+            standing = Admission(number, sha256(data), False, standing.keys, standing.guests)
         else:
             guests = frozenset(record["guests"])
-            standing = Admission(number, sha256(data), True, record["keys"], record["committer"], guests)
+            standing = Admission(number, sha256(data), True, record["keys"], guests)
         members.admissions.append(standing)
     return members
-
-
-def read_rounds(members: Members, rounds: int, reopenings: list[bytes]) -> int:
-    """Training rounds of each fragment, by the manifest's number and the bytes of `reopen/0001.json` and on."""
-    for number, data in enumerate(reopenings, start=1):
-        record = _sound(members, records.REOPENING, "Reopening", number, data)
-        rounds = rounds if record is None else max(rounds, record["rounds"])
-    return rounds
 
 
 def _sound(members: Members, check: records.Check, kind: str, number: int, data: bytes) -> dict[str, Any] | None:

@@ -40,23 +40,22 @@ def assert_moved(reading: Reading, versions: int, fragments: int = 2) -> None:
     assert len(set(reading.masters.values())) == len(reading.masters)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "e3m0", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
 @pytest.mark.parametrize("shape", ["gathered", "sliced"])
 def test_the_reader_written_from_the_document_rebuilds_every_master_of_a_run_with(tmp_path, codec, shape):
     fragments = 2 if shape == "gathered" else 1
     if shape == "gathered":
         Play(tmp_path, "ab", codec=codec, quorum=2).rounds(2)
     else:
-        merged = codec if codec in ("fp32", "bf16") else "int8"
-        Play(tmp_path, "abcde", codec=codec, merged_codec=merged, quorum=5, momentum=0.9).rounds(2, fragments)
+        Play(tmp_path, "abcde", codec=codec, quorum=5, momentum=0.9).rounds(2, fragments)
     assert_moved(read_as_verify_does(tmp_path), 2, fragments)
     assert read_commit(tmp_path, 1).num_parts == (5 if shape == "sliced" and codec != "topk" else 0)
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
+@pytest.mark.parametrize("aggregate", ["mean", "clipped"])
 @pytest.mark.parametrize(("names", "momentum", "weighting"), [("abcd", 0.9, "equal"), ("abcdef", 0.0, "steps")])
 def test_the_reader_rebuilds_every_master_merged_by(tmp_path, aggregate, names, momentum, weighting):
-    terms = {"aggregate": aggregate, "momentum": momentum, "weighting": weighting, "clip": 1.5, "trim": 0.3}
+    terms = {"aggregate": aggregate, "momentum": momentum, "weighting": weighting, "clip": 1.5}
     Play(tmp_path, names, quorum=len(names), **terms).rounds(2, fragments=1)
     assert_moved(read_as_verify_does(tmp_path), 2, fragments=1)
     assert read_commit(tmp_path, 1).num_parts == (6 if len(names) == 6 else 0)
@@ -69,9 +68,9 @@ def cut_short(folder: Path, version: int) -> None:
         path.write_bytes(change(path.read_bytes()))
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed"])
+@pytest.mark.parametrize("aggregate", ["mean", "clipped"])
 def test_the_reader_rebuilds_parts_that_left_offers_out(tmp_path, aggregate):
-    play = Play(tmp_path, "abcde", codec="int8", quorum=5, aggregate=aggregate, trim=0.4)
+    play = Play(tmp_path, "abcde", codec="int8", quorum=5, aggregate=aggregate)
     play.rounds(2, fragments=1, spoil=cut_short)
     assert_moved(read_as_verify_does(tmp_path), 2, fragments=1)
     records = [(tmp_path / keys.merged(0, 1, part)).read_bytes() for part in range(5)]
@@ -102,14 +101,6 @@ def test_the_reader_rebuilds_every_master_of_a_signed_run_with_admissions_a_gues
     assert [[entry.site for entry in commit.taken] for commit in commits] == [[*"ab"], [*"abc"], [*"abcd"], [*"acd"]]
 
 
-def test_the_reader_rebuilds_every_master_of_a_run_whose_fixed_committer_was_handed_over(tmp_path):
-    play = Play(tmp_path, "abcde", signed=True, quorum=5, committer="a").rounds(1)
-    Owner(play.store, OWNER).hand_over("d")
-    play.rounds(2)
-    assert_moved(read_as_verify_does(tmp_path), 3)
-    assert [read_commit(tmp_path, version).committer for version in range(3)] == [*"add"]
-
-
 def test_the_reader_carries_a_void_round_and_what_the_next_commits_say_of_it(tmp_path):
     play = Play(tmp_path, "ab", quorum=2, max_stale_rounds=2).rounds(1)
     play.store.create(keys.commit(0, 1), b'{"not":"a commit"}')
@@ -130,18 +121,13 @@ def test_the_reader_carries_a_round_whose_merge_is_not_finite(tmp_path):
     assert read_as_verify_does(tmp_path).voids.keys() == {(0, 1)}
 
 
-def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds_and_was_reopened(tmp_path):
+def test_the_reader_rebuilds_a_run_that_closed_with_void_rounds(tmp_path):
     uri = f"file://{tmp_path / 'run'}"
     first = ThreadSite(open_store(uri), make_terms(codec="int8"), "a")
     first.after_join = lambda: open_store(uri).create(keys.commit(0, 3), b"garbage")
     run_sites(first)
     closed = read_as_verify_does(tmp_path / "run")
     assert closed.is_closed and closed.voids.keys() == {(0, 3)}
-    Owner(open_store(uri)).reopen(5)
-    assert not read_as_verify_does(tmp_path / "run").is_closed
-    run_sites(*(ThreadSite(open_store(uri), make_terms(codec="int8"), name, data_seed=7) for name in "ab"))
-    reading = read_as_verify_does(tmp_path / "run")
-    assert reading.is_closed and (reading.versions(0), reading.versions(1)) == (6, 6)
 
 
 def test_the_reader_reads_no_round_behind_the_closing_one(tmp_path):

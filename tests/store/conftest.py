@@ -1,5 +1,5 @@
 """The store room's servers, for all its tests."""
 
-from tests.servers.fixtures import faulty, faulty_store, gcs, rclone, store_uri
+from tests.servers.fixtures import az, faulty, faulty_store, gs, rclone, store_uri
 
-__all__ = ["faulty", "faulty_store", "gcs", "rclone", "store_uri"]
+__all__ = ["az", "faulty", "faulty_store", "gs", "rclone", "store_uri"]

@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict
 
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 
 
 class Meeting(MemoryStore):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from tests.store.faulty_store import FaultPlan, FaultyStore, WriteLog
 
 

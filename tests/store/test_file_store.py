@@ -15,7 +15,6 @@ from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnus
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.file import FileStore
 from tests.patience import PATIENCE_S
-from tests.store.power_cut import Disk
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -196,17 +195,14 @@ def test_full_disk_keeps_the_old_bytes_and_is_named_with_a_remedy(tmp_path: Path
     lines = result.stdout.splitlines()
     assert len(lines) == 3, result.stderr
     for act, line in zip(("put", "create"), lines, strict=False):
-        assert (
-            line
-            == f"{act} of k in file://{tmp_path} failed: No space left on device: free some space or move the store"
-        )
+        assert line == f"{act} of k in file://{tmp_path} failed: No space left on device: free some space"
     assert lines[2].startswith("['k', 'small']") and lines[2].endswith("b'old'") and lines[2].count("'k'") == 2
 
 
 def test_file_in_place_of_the_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = FileStore(tmp_path / "file")
-    with pytest.raises(StoreError, match=r"put of a/b in file://.*failed: Not a directory: a file stands where"):
+    with pytest.raises(StoreError, match=r"put of a/b in file://.*failed: Not a directory: choose another folder"):
         store.put("a/b", b"")
     with pytest.raises(StoreUnusable, match=r"file://.*can't be used: .*Not a directory"):
         probe_store(store)
@@ -236,18 +232,6 @@ def test_foreign_files_are_not_listed(tmp_path: Path) -> None:
     for foreign in (".DS_Store", "a/.hidden", "a/with space", "a/ümlaut"):
         (tmp_path / foreign).write_text("")
     assert store.list("") == ["a/k"]
-
-
-def test_what_a_write_has_answered_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch)
-    store = FileStore(tmp_path / "new" / "bucket")
-    assert store.create("runs/one/commit", b"record")
-    store.put("runs/one/payloads/0000", b"first")
-    store.put("runs/one/payloads/0000", b"another, longer")
-    for key in ("runs/one/commit", "runs/one/payloads/0000"):
-        assert disk.has(tmp_path / "new" / "bucket" / key, below=tmp_path)
-    (tmp_path / "new" / "bucket" / "unsynced").write_bytes(b"x")
-    assert not disk.has(tmp_path / "new" / "bucket" / "unsynced", below=tmp_path)
 
 
 def test_where_folders_cannot_be_synced_the_store_writes_all_the_same(

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.store import keys, launch_keys, torchft_keys
+from composer_prime.gateway import invitation_keys
+from composer_prime.integrations import torchft_keys
+from composer_prime.store import keys
 from composer_prime.store.base import MAX_KEY_LENGTH, is_key
 
 SHA = "0123456789abcdef" * 4
@@ -29,10 +31,7 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.beat("a", 7) == "sites/a/000007/beat"
     assert keys.tape("a", 7, SHA) == "tape/a/00000007-0123456789abcdef.jsonl"
     assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
-    assert launch_keys.invitation("alice", 2) == "invitations/alice/0002.json"
-    assert keys.export_step("bfloat16", 3, 12) == "exports/bfloat16/0003/00000012.json"
-    assert keys.export_delta("bfloat16", 3, 12, SHA) == "exports/bfloat16/0003/00000012-0123456789abcdef"
-    assert keys.snapshot_prefix("bfloat16", 12, SHA) == "snapshots/bfloat16/00000012-0123456789abcdef/"
+    assert invitation_keys.invitation("alice", 2) == "invitations/alice/0002.json"
 
 
 @given(fragments, versions, sites, incarnations)
@@ -40,12 +39,6 @@ def test_what_was_spelled_is_read_back(fragment: int, version: int, site: str, i
     assert keys.parse_master(keys.master(fragment, version, SHA)) == (fragment, version, SHA[:16])
     assert keys.offer_site(keys.offer(fragment, version, site)) == site
     assert keys.parse_claim(keys.claim(site, incarnation)) == (site, incarnation)
-    assert keys.parse_beat(keys.beat(site, incarnation)) == (site, incarnation)
-    step, delta = keys.export_step("float16", fragment, version), keys.export_delta("float16", fragment, version, SHA)
-    assert keys.parse_export(step) == keys.parse_export(delta) == ("float16", fragment, version)
-    assert keys.is_export_step(step) and not keys.is_export_step(delta)
-    assert keys.snapshot_version(f"{keys.snapshot_prefix('float16', version, SHA)}config.json") == version
-    assert keys.snapshot_version(step) is None
 
 
 @given(fragments, versions, sites, incarnations)
@@ -63,10 +56,6 @@ def test_every_key_is_legal_in_every_store_and_below_its_prefix(
         keys.sites_prefix(): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
         keys.site_prefix(site): [keys.claim(site, incarnation), keys.beat(site, incarnation)],
         keys.tape_prefix(site): [keys.tape(site, version, SHA)],
-        keys.exports_prefix("float32"): [
-            keys.export_step("float32", fragment, version),
-            keys.export_delta("float32", fragment, version, SHA),
-        ],
     }
     for prefix, spelled in below.items():
         assert all(key.startswith(prefix) and is_key(key) and len(key) < MAX_KEY_LENGTH // 4 for key in spelled)
@@ -97,7 +86,7 @@ def test_each_kind_is_told_from_the_others() -> None:
         assert [key for key in [*kinds.values(), *others] if is_kind(key)] == [own]
 
 
-@pytest.mark.parametrize("parse", [keys.parse_master, keys.parse_claim, keys.parse_beat, keys.offer_site])
+@pytest.mark.parametrize("parse", [keys.parse_master, keys.parse_claim, keys.offer_site])
 @pytest.mark.parametrize(
     "key", ["", "manifest.json", "sites/A/000001/beat", "masters/0/1-x", "rounds/0001/x/offers/a.json"]
 )
@@ -151,13 +140,6 @@ def test_any_key_says_what_it_is(fragment: int, version: int, site: str, incarna
         "merged payload", "", fragment, version, sha
     )
     assert keys.place(keys.master(fragment, version, SHA)) == place("master", "", fragment, version, sha)
-    assert keys.place(keys.export_step("float16", fragment, version)) == place("export step", "", fragment, version)
-    assert keys.place(keys.export_delta("float16", fragment, version, SHA)) == place(
-        "export delta", "", fragment, version, sha
-    )
-    assert keys.place(f"{keys.snapshot_prefix('float16', version, SHA)}config.json") == place(
-        "snapshot", "", 0, version, sha
-    )
     assert keys.place(keys.claim(site, incarnation)) == place("claim", site, 0, incarnation)
     assert keys.place(keys.beat(site, incarnation)) == place("beat", site, 0, incarnation)
     assert keys.place(keys.tape(site, version, SHA)) == place("tape", site, 0, version, SHA[:16])
@@ -167,8 +149,6 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
     assert keys.place(keys.manifest()) == keys.Place("manifest")
     assert keys.place(keys.founding()) == keys.Place("founding")
     assert keys.place(keys.close()) == keys.Place("close")
-    assert keys.place(keys.close(2)) == keys.Place("close", number=2)
-    assert keys.place(keys.reopening(2)) == keys.Place("reopening", number=2)
     assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
     assert keys.place(keys.probe("7-ab")) == keys.place(keys.probe("7-ab", "a")) == keys.Place("probe")
 

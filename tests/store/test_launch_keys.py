@@ -3,7 +3,8 @@
 import pytest
 
 from composer_prime.errors import ConfigError, ProtocolError
-from composer_prime.store import keys, launch_keys
+from composer_prime.launch import launch_keys
+from composer_prime.store import keys
 from composer_prime.store.base import is_key
 
 SHA = "0123456789abcdef" * 4

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from composer_prime.errors import KeyMissing
-from composer_prime.store.memory import MemoryStore
-from composer_prime.store.throttled import (
+from composer_prime.store.metered import (
     FIRST_PIECE_S,
     PIECE_BYTES,
     SMALL_BYTES,
@@ -14,6 +13,7 @@ from composer_prime.store.throttled import (
     TokenBucket,
     throttle,
 )
+from composer_prime.store.obstore import MemoryStore
 
 RATE = 1_000_000.0
 LARGE = bytes(range(256)) * (8 * PIECE_BYTES // 256) + b"end"

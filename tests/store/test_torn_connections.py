@@ -2,13 +2,13 @@
 
 import random
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, retry
-from composer_prime.store.s3 import S3Settings, S3Store
-from composer_prime.store.s3_client import READ_BYTES, STREAMED_BYTES
+from composer_prime.store.obstore import READ_BYTES, ObjectStore, open_bucket
 from tests.servers.faulty_s3 import FaultyServer
 
 ALWAYS = 10**6
@@ -49,7 +49,7 @@ def test_a_read_that_is_always_cut_is_a_store_error_and_never_short_bytes(
     assert faulty.gets > 3, "both are tried again"
 
 
-@pytest.mark.parametrize("num_bytes", [100, 2 * STREAMED_BYTES])
+@pytest.mark.parametrize("num_bytes", [100, 2**19])
 @pytest.mark.parametrize("act", ["put", "create"])
 def test_a_write_that_is_reset_midway_is_sent_again_and_the_object_is_whole(
     act: str, num_bytes: int, faulty: FaultyServer, faulty_store: Store
@@ -68,13 +68,13 @@ def test_a_write_that_is_always_reset_is_a_store_error_and_leaves_what_stood(
     monkeypatch.setattr(retry, "RETRY_S", 0.3)
     faulty.torn_puts = ALWAYS
     with pytest.raises(StoreError, match=r"put of k in s3://bucket failed: no sound answer from .*: check"):
-        faulty_store.put("k", some_bytes(2 * STREAMED_BYTES))
+        faulty_store.put("k", some_bytes(2**19))
     assert faulty.objects == {"/bucket/k": b"old"}
 
 
 def test_a_put_in_parts_of_which_one_is_reset_is_whole_in_the_end_and_leaves_no_parts(faulty: FaultyServer) -> None:
     data = some_bytes(4500)
-    with closing(S3Store("bucket", settings=S3Settings(part_bytes=1000))) as store:
+    with closing(ObjectStore(replace(open_bucket("s3", "bucket").place, part_bytes=1000))) as store:
         store.list("")
         faulty.torn_puts = 1
         store.put("k", data)

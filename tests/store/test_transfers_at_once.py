@@ -2,11 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-
-import pytest
+from dataclasses import replace
 
 from composer_prime.store import Store
-from composer_prime.store.s3 import S3Settings, S3Store
+from composer_prime.store.obstore import ObjectStore, open_bucket
 from tests.crowd import Crowd
 from tests.patience import PATIENCE_S
 from tests.servers.faulty_s3 import FaultyServer
@@ -15,7 +14,7 @@ from tests.servers.faulty_s3 import FaultyServer
 def test_four_parts_of_an_object_are_under_way_at_once_and_no_more(faulty: FaultyServer) -> None:
     crowd = Crowd(4)
     faulty.visit = crowd.visit
-    with closing(S3Store("bucket", settings=S3Settings(part_bytes=1000))) as store:
+    with closing(ObjectStore(replace(open_bucket("s3", "bucket").place, part_bytes=1000))) as store:
         store.put("k", bytes(16_000))
     assert len(faulty.objects["/bucket/k"]) == 16_000
     assert crowd.most == 4
@@ -35,10 +34,3 @@ def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer
     rush(faulty, faulty_store)
     with faulty.changed:
         assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=PATIENCE_S), faulty.num_connections
-
-
-def test_the_log_has_no_line_for_a_connection_beyond_those(
-    faulty: FaultyServer, faulty_store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    rush(faulty, faulty_store)
-    assert not [record for record in caplog.records if record.name.startswith("urllib3")]

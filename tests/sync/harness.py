@@ -12,10 +12,11 @@ from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import keys
 from composer_prime.store.base import Store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.entering import SiteIdentity, enter
 from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
+from composer_prime.sync.learning import Held, Present
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.records import Commit
 from composer_prime.sync.runtime import Condition, Task
@@ -32,7 +33,6 @@ def make_terms(**changes: Any) -> Terms:
         "inner_steps": 4,
         "fragments": 2,
         "sync_delay": 0,
-        "merge_alpha": 0.0,
         "lr": 1.0,
         "momentum": 0.0,
         "codec": "fp32",
@@ -47,13 +47,13 @@ def make_terms(**changes: Any) -> Terms:
     return Terms(**(values | changes))
 
 
-def make_net(seed: int = 0) -> nn.Module:
-    """A model of two blocks and 109 parameters, the same for the same seed."""
+def make_net(seed: int = 0, width: int = 12) -> nn.Module:
+    """A model of two blocks, of 109 parameters or wider, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 3, bias=True))
+    net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3, bias=True))
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 * (12 / width) ** 0.5)
     return net
 
 
@@ -142,7 +142,7 @@ class HandSite:
         key: SigningKey | None = None,
         founding: Founding | None = None,
         journal: Journal | None = None,
-        patience_s: float | None = None,
+        held: Held | None = None,
     ) -> None:
         params = LocalParameters(dict(trainable((net or make_net(seed)).named_parameters())))
         self.name = name
@@ -150,9 +150,9 @@ class HandSite:
         self.runtime = HandRuntime(clock)
         self.run = create_or_join(store, terms, "run", name, params, self.runtime, founding or Founding())
         identity = SiteIdentity(name, key)
-        entered = enter(store, self.run, identity, runtime=self.runtime, journal=journal, patience_s=patience_s)
+        entered = enter(store, self.run, identity, self.runtime)
         self.roster, self.incarnation, self.pulse = entered.roster, entered.incarnation, entered.pulse
-        self.courier = entered.courier
+        self.courier = Present(store, entered, runtime=self.runtime, held=held, journal=journal).read()
         self.replicas = [self.courier.replica(index) for index in range(len(self.run.fragments))]
         self.trained = 0
         self.beat()
@@ -177,11 +177,17 @@ class HandSite:
 
 
 class SpoilingStore(MemoryStore):
-    """Opens the bytes of a store in memory anew; a site's payloads are cut short on their way while `spoils`."""
+    """Opens the bytes of a store in memory anew; a site's payloads are cut short on their way while `spoils`.
+
+    The site leaves commits to others, which look at what they take.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.uri.removeprefix("memory://"))
         self.spoils = False
+
+    def create(self, key: str, data: bytes) -> bool:
+        return not key.endswith("/commit.json") and super().create(key, data)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         super().put(key, data[:-1] if self.spoils and keys.is_payload(key) else data)
@@ -199,21 +205,19 @@ class ThreadSite(threading.Thread):
         seed: int = 0,
         data_seed: int = 0,
         lr: float = 0.05,
+        width: int = 12,
         stop_after: int | None = None,
         state: dict[str, Any] | None = None,
         journal: Journal | None = None,
         key: SigningKey | None = None,
         founding: Founding | None = None,
-        exact_join_s: float | None = 20.0,
         replace: bool = True,
     ) -> None:
         super().__init__(daemon=True)
         self.name = name
-        self.net = make_net(seed)
+        self.net = make_net(seed, width)
         identity = SiteIdentity(name, key, replace)
-        self.outer = OuterLoop(
-            store, terms, run="run", site=identity, founding=founding, journal=journal, exact_join_s=exact_join_s
-        )
+        self.outer = OuterLoop(store, terms, run="run", site=identity, founding=founding, journal=journal)
         self.steps = 0
         self.summary: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -291,12 +295,12 @@ def run_sites(*sites: ThreadSite, timeout_s: float = PATIENCE_S) -> None:
             raise site.error
 
 
-def shas(site: ThreadSite) -> list[str]:
+def shas(site: Any) -> list[str]:
     """The hashes of its masters, at its end."""
     return [master["sha256"] for master in site.summary["masters"]]
 
 
-def assert_fates_add_up(site: ThreadSite) -> None:
+def assert_fates_add_up(site: Any) -> None:
     """Every token it trained was merged or, counted, dropped."""
     for ledger in site.summary["tokens"]:
         assert ledger["trained"] == site.steps * 10

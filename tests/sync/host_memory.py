@@ -1,7 +1,8 @@
 """What two sites' outer loops take of host memory, in bytes a parameter: `python -m tests.sync.host_memory`.
 
-The peaks of `outer.forecast.host_bytes`: each site is a process on a CPU that moves its parameters by random numbers.
-What Python and torch grow by as they join counts too: about 65 MB, which large models don't see.
+The peaks in docs/prime-rl.md; `plan.memory.outer_bytes` counts what lies there between rounds. Each site is a process
+on a CPU that moves its parameters by random numbers. What Python and torch grow by as they join counts too: about
+65 MB, which large models don't see.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Rule 14 over time: who was revoked and can still write to the bucket brings nothing of its own into a master."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.history import History
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Admission, Claim, Close, Commit
+from composer_prime.sync.records import Claim, Close, Commit
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.snapshots import Master, newest_master, store_master, vouched_sha
 from composer_prime.sync.start import Founding
@@ -101,7 +100,7 @@ def test_a_window_of_past_rounds_knows_the_newest_admission_that_any_of_its_comm
     for reader in (a, b):
         reader.courier.follow()
     put_commit(store, void_commit(b, 1))
-    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, a.run.ends)
+    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2)
     assert window.floor == 1
 
 
@@ -113,19 +112,6 @@ def test_a_commit_that_names_an_admission_before_the_owner_wrote_it_stays_void_a
     Owner(store, OWNER).admit("c", SITES["c"].public)
     late = site("b").replicas[0]
     assert (late.version, late.history.voids) == (1, (0,))
-
-
-def test_a_commit_can_not_honour_an_admission_that_the_owner_did_not_sign(store, clock, site):
-    a = site("a")
-    forged = Admission(number=1, keys={"a": SITES["a"].public}).to_bytes()
-    store.create(keys.admission(1), forged)
-    put_commit(store, void_commit(a, 0, admissions=1, admission_sha=sha256_hex(forged)))
-    (closed,) = a.replicas[0].advance()
-    assert closed.fault == "honours another admission 1 than the one that the owner signed"
-    play(clock, a)
-    assert not a.replicas[0].history.rounds[-1].void
-    commit = read_record(store, Commit, keys.commit(0, 1))
-    assert (commit.admissions, commit.admission_sha) == (0, None)
 
 
 def far_ahead(site: HandSite, version: int) -> Master:
@@ -143,9 +129,7 @@ def test_a_snapshot_that_only_a_revoked_site_vouches_for_is_passed_over(store, c
     if by == "a commit":
         put_commit(store, void_commit(b, 30, base_sha=poisoned.sha256))
     else:
-        close = Close(
-            number=0, versions=(end, end), masters=(poisoned.sha256,) * 2, voids=((), ()), floors=(0, 0), closed_by="b"
-        )
+        close = Close(versions=(end, end), masters=(poisoned.sha256,) * 2, voids=((), ()), closed_by="b")
         signed = close.model_copy(update={"signature": SITES["b"].sign(close.message(b.run.sha256))})
         store.create(keys.close(), signed.to_bytes())
     newest = newest_master(store, a.run, a.roster, 0)
@@ -196,42 +180,13 @@ def test_a_record_of_the_owner_is_counted_once_by_however_many_threads_read_it_a
     assert a.roster.refresh() == 2 and "c" not in a.roster.admitted()
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_window_goes_by_no_commit_that_was_copied_there_from_another_round(store, clock, site, ended):
+def test_a_window_goes_by_no_commit_that_was_copied_there_from_another_round(store, clock, site):
     a = site("a")
     play(clock, a)
     store.create(keys.commit(0, 1), b"garbage")
     store.create(keys.commit(0, 2), store.get(keys.commit(0, 0)))  # it knows of no void round
-    if ended:
-        masters = ("0" * 64,) * 2
-        close = Close(number=0, versions=(2, 2), masters=masters, voids=((1,), ()), floors=(3, 0), closed_by="a")
-        signed = close.model_copy(update={"signature": SITES["a"].sign(close.message(a.run.sha256))})
-        store.create(keys.close(), signed.to_bytes())
-        window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, (2,))
-        assert (window.voids, window.floor) == ((1,), 3)
-        Owner(store, OWNER).admit("c", SITES["c"].public)
-        a.roster.refresh()  # what it says is the same for whoever reads it later
-        assert History.read(store, a.runtime, TERMS, a.roster, 0, 2, (2,)).floor == 3
-    else:
-        with pytest.raises(CorruptObject, match="has no sound commit of round 1"):
-            History.read(store, a.runtime, TERMS, a.roster, 0, 2, (2,))
-
-
-@pytest.mark.parametrize("honest", [0, None], ids=["behind one that is", "alone"])
-def test_a_revoked_sites_close_record_counts_only_where_no_others_tells_of_that_version(store, clock, site, honest):
-    """Two numbers of one version: the reopening between them is damaged."""
-    a, run_sha = site("a"), site("b").run.sha256
-    play(clock, a, rounds=2)
-    tells = {"versions": (2, 2), "masters": ("0" * 64,) * 2}
-    sound = Close(number=0, **tells, voids=((), ()), floors=(0, 0), closed_by="a")
-    false = Close(number=1, **tells, voids=((1,), ()), floors=(2**53, 0), closed_by="b")
-    for close in (sound, false) if honest == 0 else (false,):
-        signed = close.model_copy(update={"signature": SITES[close.closed_by].sign(close.message(run_sha))})
-        store.create(keys.close(close.number), signed.to_bytes())
-    Owner(store, OWNER).revoke("b")
-    a.roster.refresh()
-    window = History.read(store, a.runtime, TERMS, a.roster, 0, 2, (2, 2))
-    assert (window.floor, window.voids) == ((0, ()) if honest == 0 else (2**53, (1,)))
+    with pytest.raises(CorruptObject, match="has no sound commit of round 1"):
+        History.read(store, a.runtime, TERMS, a.roster, 0, 2)
 
 
 def test_a_site_whose_claim_is_read_before_its_admission_is_seen_as_soon_as_that_is_known(store, clock, site):
@@ -304,33 +259,11 @@ def test_a_commit_honours_the_admission_by_which_its_offers_were_judged(store, c
 
     def meanwhile_another_thread_reads_admissions(theirs):
         a.roster.refresh()
-        return False
 
-    a.replicas[0].is_mistaken = meanwhile_another_thread_reads_admissions
+    a.replicas[0].check_agrees = meanwhile_another_thread_reads_admissions
     for _ in range(6):
         a.tick()
         clock[0] += 1.0
     assert a.replicas[0].history.voids == ()
     commit = read_record(store, Commit, keys.commit(0, 0))
     assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a"]
-
-
-def test_a_close_record_that_nobody_signed_hides_none_of_the_ends_before(store, clock, site):
-    a = site("a")
-    known = {"versions": (2, 2), "masters": ("1" * 64,) * 2, "voids": ((), ()), "floors": (0, 0), "closed_by": "a"}
-    for number, author in ((0, a.roster), (1, None)):
-        close = Close(number=number, **known)
-        store.create(keys.close(number), (author.sign(close) if author else close).to_bytes())
-    assert vouched_sha(store, replace(a.run, ends=(2, 2)), a.roster, 0, 2) == "1" * 64
-
-
-def test_a_revoked_site_s_close_record_tells_who_joins_a_reopened_run_nothing_that_a_commit_tells(store, clock, site):
-    a, b = site("a"), site("b")
-    play(clock, a, b, rounds=2)
-    Owner(store, OWNER).revoke("b")
-    a.roster.refresh()
-    play(clock, a, rounds=2)
-    known = {"versions": (3, 3), "masters": ("1" * 64,) * 2, "voids": ((2,), ()), "floors": (9, 9), "closed_by": "b"}
-    store.create(keys.close(1), b.roster.sign(Close(number=1, **known)).to_bytes())
-    window = History.read(store, a.runtime, TERMS, a.roster, 0, 3, (2, 3))
-    assert (window.voids, window.floor) == ((), 1)

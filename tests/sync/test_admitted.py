@@ -24,8 +24,7 @@ def later_records(seed: int, count: int) -> list[Admission | None]:
         if draw.random() < 0.7:
             keys[site] = f"k{draw.randrange(5)}"
         guests = guests ^ {draw.choice("abcdefg")}
-        committer = draw.choice([None, None, "a"])
-        found.append(Admission(number=number, keys=keys, guests=tuple(sorted(guests)), committer=committer))
+        found.append(Admission(number=number, keys=keys, guests=tuple(sorted(guests))))
     return found
 
 
@@ -37,8 +36,7 @@ def test_every_admission_is_remembered_as_it_was():
             whole.append(record or whole[-1])
         assert (by.newest, by.keys) == (29, whole[-1].keys), f"seed={seed}"
         for number, record in enumerate(whole):
-            assert by.authority(number).guests == frozenset(record.guests), f"seed={seed}"
-            assert by.authority(number).committer == record.committer
+            assert by.guests(number) == frozenset(record.guests), f"seed={seed}"
             assert {site: key for site in "abcdefg" if (key := by.key_of(site, number))} == record.keys
         for site in "abcdefgh":
             last = [number for number, record in enumerate(whole) if site in record.keys]
@@ -55,5 +53,5 @@ def test_a_thousand_sites_admitted_one_after_another_are_remembered_once_each():
         keys = keys | {f"site-{number}": f"k{number}"}
         by.add(Admission(number=number + 2, keys=keys))
     assert sum(map(len, by._standings.values())) == 1001 == sum(map(len, by._numbers.values()))
-    held = sum(sys.getsizeof(each) for each in (by._committers, by._standings, by._numbers, by.keys))
+    held = sum(sys.getsizeof(each) for each in (by._guests, by._standings, by._numbers, by.keys))
     assert held < 2**18 and by.key_of("site-999", 999) is None and by.key_of("site-999", 1000) == "k999"

@@ -2,7 +2,7 @@
 
 from composer_prime.errors import StoreError
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.archive import AGAIN_S
 from tests.sync.harness import HandSite, make_terms
 

@@ -301,37 +301,25 @@ def test_a_corrupt_snapshot_is_passed_over_for_an_older_one(store, clock):
     assert late.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
-def test_a_replica_that_went_wrong_heals_from_the_log(store, clock):
-    a, b = (HandSite(store, make_terms(rounds=9), name, clock) for name in "ab")
-    run_rounds(clock, [a, b], 2)
-    good = a.courier.master(0)
-    b.replicas[0].master = Master(0, 2, good.weights + 1, good.momentum)
-    hand_over(a, 1.0)
-    clock[0] += 100.0
-    closing(clock, a)
-    b.courier.follow()
-    assert b.courier.master(0).version == 3 and b.courier.master(0).sha256 == a.courier.master(0).sha256
-
-
-def test_a_site_with_a_wrong_master_heals_before_it_closes_a_round(store, clock):
+def test_a_site_with_a_wrong_master_stops_before_it_closes_a_round(store, clock):
     a, b, c = (HandSite(store, make_terms(rounds=9, quorum=2), name, clock) for name in "abc")
     good = a.courier.master(0)
     b.replicas[0].master = Master(0, 0, good.weights + 1, good.momentum)
     for value, site in enumerate((a, b, c)):
         hand_over(site, value + 1.0)
     bring_only(a, b, c)
-    closing(clock, b)
-    clock[0] += 30.0
-    closing(clock, b)
-    closing(clock, b)
-    commit = commit_of(store, 0, 0)
-    assert (commit.committer, commit.base_sha) == ("b", good.sha256)
-    assert [entry.site for entry in commit.taken] == ["a", "c"] and commit.refused[0].site == "b"
-    closing(clock, a, b, c)
-    assert {site.courier.master(0).sha256 for site in (a, b, c)} == {a.courier.master(0).sha256}
+    with pytest.raises(MasterMismatch, match="This site stops"):
+        for _ in range(3):
+            closing(clock, b)
+            clock[0] += 30.0
+    assert not store.list(keys.commit(0, 0))
+    closing(clock, a, c)
+    assert [entry.site for entry in commit_of(store, 0, 0).taken] == ["a", "c"]
+    again = HandSite(store, make_terms(rounds=9, quorum=2), "b", clock)
+    assert again.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
-def test_a_site_that_committed_on_a_wrong_master_heals_and_calls_its_commit_void_as_all_do(store, clock):
+def test_a_site_that_committed_on_a_wrong_master_stops_and_started_again_calls_its_commit_void_as_all_do(store, clock):
     a, b, c = (HandSite(store, make_terms(rounds=9), name, clock) for name in "abc")
     good = a.courier.master(0)
     for site in (a, b, c):
@@ -340,8 +328,11 @@ def test_a_site_that_committed_on_a_wrong_master_heals_and_calls_its_commit_void
     wrong = Master(0, 0, good.weights + 1, good.momentum)
     b.replicas[0].master = wrong
     forge_commit(b, 0, base_sha=wrong.sha256)
-    closing(clock, a, b, c)
-    for site in (a, b, c):
+    with pytest.raises(MasterMismatch):
+        b.courier.follow()
+    closing(clock, a, c)
+    again = HandSite(store, make_terms(rounds=9), "b", clock)
+    for site in (a, c, again):
         assert (site.courier.master(0).version, site.courier.master(0).sha256) == (1, good.sha256)
 
 
@@ -352,7 +343,7 @@ def test_a_site_whose_master_differs_from_all_others_stops(store, clock):
     key = keys.offer(0, 0, "b")
     store.put(key, Offer.from_bytes(store.get(key), key).model_copy(update={"base_sha": "0" * 64}).to_bytes())
     forge_commit(a, 0, base_sha="0" * 64)
-    with pytest.raises(MasterMismatch, match="computes differently"):
+    with pytest.raises(MasterMismatch, match="this machine computes differently"):
         a.courier.follow()
 
 

@@ -3,7 +3,7 @@
 import threading
 
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.driver import BUSY_POLL_S, IDLE_POLL_S, OPEN_POLL_S, Driver
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat

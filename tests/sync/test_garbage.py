@@ -8,12 +8,14 @@ import torch
 
 from composer_prime.errors import RunGone, StoreError
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import replica
 from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.members import Members
+from composer_prime.sync.owner import Owner
 from composer_prime.sync.runtime import ThreadRuntime
-from composer_prime.sync.snapshots import Master
+from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
@@ -120,25 +122,17 @@ def test_a_jump_that_could_not_read_all_it_needs_is_made_again(store, clock, mon
     assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
-def test_a_wrong_master_whose_log_is_gone_is_replaced_by_a_newer_snapshot(store, clock):
-    a, paused = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
-    held = paused.replicas[0].master
-    paused.replicas[0].master = Master(0, 0, held.weights + 1, held.momentum)
-    clock[0] += 11.0  # no beat: it counts as gone
-    a.courier._members.observe()
-    clock[0] += 11.0
-    rounds(clock, 13, a)
-    assert min(versions_of(store, "masters")) > 0
-    paused.courier.follow()
-    assert paused.courier.master(0).sha256 == a.courier.master(0).sha256
-
-
 def test_a_site_that_may_not_merge_parts_does_not_wait_for_those_that_were_collected(store, clock):
-    terms = TERMS.model_copy(update={"committer": "a", "gather_sites": 1, "slices": 2})
-    a, b, paused = (HandSite(store, terms, name, clock) for name in "abp")
+    terms = TERMS.model_copy(update={"gather_sites": 1, "slices": 2})
+    owner, known = SigningKey.from_bytes(bytes(32)), {name: SigningKey.from_bytes(name.encode() * 32) for name in "abp"}
+    founding = Founding(owner.public, {name: known[name].public for name in "ab"})
+    a, b = (HandSite(store, terms, name, clock, key=known[name], founding=founding) for name in "ab")
+    Owner(store, owner).admit("p", known["p"].public, guest=True)
+    paused = HandSite(store, terms, "p", clock, key=known["p"])
     for site in (a, b):
-        clock[0] += 11.0  # no beat: it counts as gone
+        site.roster.refresh()
         site.courier._members.observe()
+    clock[0] += 11.0  # no beat: it counts as gone
     rounds(clock, 13, a, b)
     assert min(versions_of(store, "offers")) > 0
     for _ in range(4):

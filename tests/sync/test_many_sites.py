@@ -13,7 +13,7 @@ from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.merging import NOT_CODED
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit, Offer, Part
-from composer_prime.sync.replica import StrictReplica
+from composer_prime.sync.replica import Replica
 from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.verifying import Verifier
@@ -130,21 +130,25 @@ def test_up_to_gather_sites_everyone_reads_everyone(store):
     assert read_record(store, Commit, keys.commit(0, 0)).num_parts == 0
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "clipped", "trimmed", "median"])
-def test_merging_in_parts_gives_the_masters_that_gathering_gives(aggregate):
+@pytest.mark.parametrize("aggregate", ["mean", "clipped"])
+def test_merging_in_parts_gives_what_gathering_gives_but_for_the_parts_int8(aggregate):
     def master(name: str, gather_sites: int) -> torch.Tensor:
-        terms = terms_of("fp32", merged_codec="fp32", gather_sites=gather_sites, aggregate=aggregate)
+        terms = terms_of("fp32", gather_sites=gather_sites, aggregate=aggregate)
         crowd = Crowd(open_store(f"memory://{name}-{aggregate}"), terms, 7, 1000)
         crowd.look_around()
         crowd.round()
         assert len(crowd.masters()) == 1
         return crowd.sites[0].courier.master(0).weights
 
-    assert torch.equal(master("gathered", 7), master("parts", 4))
+    gathered, parts = master("gathered", 7), master("parts", 4)
+    for start in range(0, 1000, 256):  # a block of int8
+        whole = gathered[start : start + 256]
+        assert (whole - parts[start : start + 256]).abs().max() <= whole.abs().max() / 250
+    assert not torch.equal(gathered, parts)
 
 
 def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
-    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", grace_s=3.0, liveness_s=10.0), 6, 600)
+    crowd = Crowd(store, terms_of("fp32", grace_s=3.0, liveness_s=10.0), 6, 600)
     crowd.look_around()
     for site in crowd.sites:
         site.hand_over(0, torch.randn(600))
@@ -164,20 +168,20 @@ def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
 
 @pytest.mark.parametrize("damage", ["flipped", "absent", "longer"])
 def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_record(store, damage):
-    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", slices=6), 6, 600)
+    crowd = Crowd(store, terms_of("fp32", slices=6), 6, 6 * 256)
     crowd.look_around()
     for site in crowd.sites:
-        site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
+        site.hand_over(0, torch.ones(6 * 256) * (1 + int(site.name[1:])))
         site.runtime.run_tasks()
         site.courier._bring(0)
     offer = read_record(store, Offer, keys.offer(0, 0, "s02"))
     assert offer.payload is not None
     data = bytearray(store.get(offer.payload))
-    data[4 * 250] ^= 1
+    data[4 * 600] ^= 1
     if damage == "flipped":
         store.put(offer.payload, bytes(data))
     elif damage == "longer":
-        data[4 * 250] ^= 1
+        data[4 * 600] ^= 1
         store.put(offer.payload, bytes(data) + b"x")
     else:
         store.delete(offer.payload)
@@ -196,7 +200,9 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     sound, left_out = sum(range(1, 7)) / 6, (sum(range(1, 7)) - 3) / 5
     for index in range(6):
         wanted = left_out if excluded[index] else sound
-        torch.testing.assert_close(moved[100 * index : 100 * index + 100], torch.full((100,), wanted))
+        torch.testing.assert_close(
+            moved[256 * index : 256 * index + 256], torch.full((256,), wanted), rtol=1e-4, atol=0
+        )
 
 
 def parts_of_a_round(store, excluding: bool = False, **changes: bool) -> tuple[Crowd, list[Part]]:
@@ -204,7 +210,7 @@ def parts_of_a_round(store, excluding: bool = False, **changes: bool) -> tuple[C
 
     excluding   whether one offer is damaged, so that the parts leave it out
     """
-    crowd = Crowd(store, terms_of("fp32", merged_codec="int8", slices=6, **changes), 6, 6 * 256)
+    crowd = Crowd(store, terms_of("fp32", slices=6, **changes), 6, 6 * 256)
     crowd.look_around()
     for index, site in enumerate(crowd.sites):
         site.hand_over(0, torch.randn(6 * 256, generator=torch.Generator().manual_seed(index)))
@@ -256,8 +262,8 @@ def test_a_merged_payload_is_waited_for_while_an_offer_in_it_is_gone_too(store):
 
 
 def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store):
-    terms = make_terms(codec="fp32", merged_codec="fp32", gather_sites=2, momentum=0.5)
-    sites = [ThreadSite(store, terms, name, data_seed=index) for index, name in enumerate("abcde")]
+    terms = make_terms(codec="fp32", gather_sites=2, momentum=0.5)
+    sites = [ThreadSite(store, terms, name, data_seed=index, width=400) for index, name in enumerate("abcde")]
     gate = threading.Barrier(5)
     for site in sites:  # all are members before any trains
         site.after_join = lambda: gate.wait(PATIENCE_S)
@@ -271,7 +277,7 @@ def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store
 
 def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(store):
     """No payload is read before a commit that cuts its round: what a record states must be fit for arithmetic."""
-    crowd = Crowd(store, terms_of("fp32", merged_codec="fp32", aggregate="clipped"), 6, 600)
+    crowd = Crowd(store, terms_of("fp32", aggregate="clipped"), 6, 600)
     crowd.look_around()
     for site in crowd.sites:
         site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
@@ -291,34 +297,33 @@ def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(sto
 
 
 def test_values_that_have_no_code_once_they_are_merged_make_a_part_of_zeros_and_stop_nobody(store):
-    """As a site may send that means harm: its offer is sound, and outweighs the others."""
-    crowd = Crowd(store, terms_of("fp32", merged_codec="bf16", slices=6), 6, 600)
+    """As sites may send that mean harm: of ten times the largest float the mean rounds to infinity."""
+    crowd = Crowd(store, terms_of("fp32", slices=10), 10, 10 * 256)
     crowd.look_around()
     for index, site in enumerate(crowd.sites):
-        values = torch.full((600,), 1.0 + index)
-        if index == 0:
-            values[:90] = 3.4028e38
-        site.hand_over(0, values, tokens=10 if index else 10**12)
+        values = torch.full((10 * 256,), 1.0 + index)
+        values[:256] = torch.finfo(torch.float32).max
+        site.hand_over(0, values)
         site.runtime.run_tasks()
         site.courier._bring(0)
     for _ in range(12):
         for site in crowd.sites:
             site.courier.tick()
         crowd.clock[0] += 1.0
-    parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(6)]
-    everyone = [f"s{index:02d}" for index in range(6)]
+    parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(10)]
+    everyone = [f"s{index:02d}" for index in range(10)]
     assert parts[0].payload is None and [entry.site for entry in parts[0].excluded] == everyone
     assert {entry.why for entry in parts[0].excluded} == {NOT_CODED}
     assert all(part.payload is not None and not part.excluded for part in parts[1:])
     assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
-    assert float(crowd.sites[0].courier.master(0).weights[:90].abs().max()) == 0.0
+    assert float(crowd.sites[0].courier.master(0).weights[:256].abs().max()) == 0.0
     verifier = Verifier(store)
-    assert verifier.check(0).num_parts == 6
+    assert verifier.check(0).num_parts == 10
     verifier.close()
 
 
 def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_were_collected(store):
-    """As the follower does that makes a coarse master whole: it merges no part, and so it can't find out by trying."""
+    """It merges no part, and so it can't find out by trying."""
     crowd, _ = parts_of_a_round(store, keep_log=False)
     first = crowd.sites[0].run.manifest.masters[0]
     start = load_master(store, crowd.sites[0].run, 0, 0, first)
@@ -336,7 +341,7 @@ def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_we
     for key in store.list("rounds/0000/00000000/merged/"):
         store.delete(key)
     site = crowd.sites[0]
-    follower = StrictReplica(store, site.run, 0, runtime=site.runtime, roster=site.roster, site="", start=start)
+    follower = Replica(store, site.run, 0, runtime=site.runtime, roster=site.roster, site="", start=start)
     assert follower.advance() == []
     crowd.clock[0] += site.run.terms.grace_s + 1.0
     assert [closed.version for closed in follower.advance()] == [0, 1, 2] and follower.version == 3

@@ -1,8 +1,6 @@
 """What other threads of a site do while a pass is under way."""
 
-from composer_prime.sync.driver import Driver
-from composer_prime.sync.errands import Capture, Errand, OpenRound
-from composer_prime.sync.tape import Tape
+from composer_prime.sync.errands import Capture, Errand
 from tests.sync.harness import HandSite, make_terms
 
 
@@ -25,24 +23,3 @@ def test_a_capture_that_is_handed_over_in_the_midst_of_a_pass_stops_nobody(store
     a.courier._errands[0] = Turning(Capture(0, None, None, None, 0, 0, 0), 0)
     assert a.courier._served() == [] and set(a.courier._errands) == {0, 1}
     a.courier.tick()
-
-
-def test_a_master_that_becomes_whole_between_two_passes_stops_nobody(store, clock):
-    a = HandSite(store, make_terms(), "a", clock)
-    driver = Driver(
-        a.courier, a.pulse, Tape(store, "a", 0), runtime=a.runtime, beat_every_s=1.0, progress=lambda: (0, 0)
-    )
-
-    class Looked(dict):
-        """While it is looked at, another thread has made fragment 1's master whole."""
-
-        def keys(self):
-            a.courier._closer.judge_anew(1)
-            return super().keys()
-
-    a.hand_over(0, 1.0)
-    a.runtime.run_tasks()
-    for fragment in (0, 1):
-        a.courier._closer._rounds[fragment] = OpenRound(0)
-        a.courier._closer._rounds[fragment].verdicts = Looked()
-    assert a.courier.has_errands and driver._patience_s(0.0) > 0

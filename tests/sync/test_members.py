@@ -61,8 +61,8 @@ def beat(pulse: Pulse, state: SiteState = "live", pins=(0,)) -> None:
 
 def test_incarnations_of_a_name_count_up_and_no_two_processes_get_the_same(store, roster):
     assert newest_incarnation(store, "a", roster) == -1
-    assert [claim_incarnation(store, "a", roster).incarnation for _ in range(3)] == [0, 1, 2]
-    assert claim_incarnation(store, "a-b", roster).incarnation == 0
+    assert [claim_incarnation(store, "a", roster) for _ in range(3)] == [0, 1, 2]
+    assert claim_incarnation(store, "a-b", roster) == 0
 
 
 def test_a_site_is_live_until_its_beat_has_not_changed_for_liveness_s(store, roster, runtime):
@@ -109,16 +109,6 @@ def test_the_older_process_of_a_name_stops_at_its_next_beat(store, roster):
     beat(pulse)
     claim_incarnation(store, "a", roster)
     with pytest.raises(Superseded, match="site a was started again as incarnation 1"):
-        beat(pulse)
-
-
-def test_of_two_processes_that_both_won_a_claim_the_one_whose_bytes_do_not_stand_stops_at_its_next_beat(store, roster):
-    """A store that ignores the create's condition (a run with a fixed committer)."""
-    first = claim_incarnation(store, "a", roster)
-    pulse = Pulse(store, "a", first, roster, atomic=False)
-    beat(pulse)
-    store.put(keys.claim("a", 0), b"another process's claim, written over the first after it was read back")
-    with pytest.raises(Superseded, match=r"site a was started twice at once, and the other .* incarnation 0 stands"):
         beat(pulse)
 
 
@@ -184,7 +174,7 @@ def test_a_process_that_has_claimed_its_name_and_not_beaten_yet_is_waited_for(st
 def test_a_claim_whose_process_never_beat_keeps_nobody_from_the_name(store, roster):
     claim_incarnation(store, "a", roster)
     judged = check_name_is_free(store, BeatingRuntime(lambda: None), "a", roster, 10.0)
-    assert claim_incarnation(store, "a", roster, judged).incarnation == 1
+    assert claim_incarnation(store, "a", roster, judged) == 1
 
 
 def test_a_beat_of_endless_numbers_is_no_sign_of_life_and_is_not_remembered(store, roster, runtime):

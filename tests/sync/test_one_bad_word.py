@@ -10,8 +10,9 @@ from torch import nn
 
 from composer_prime.errors import KeyMissing, PayloadLost, RunGone, StoreError, StoreUnusable
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import driver
+from composer_prime.sync.learning import READING_S
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
@@ -77,31 +78,31 @@ class VirtualSite:
         *,
         name: str = "a",
         net: nn.Module | None = None,
-        exact_join_s: float | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
-        self.scheduler = Scheduler()
+        self.name = name
+        self.scheduler = scheduler or Scheduler()
         self.process = Process(self.scheduler, name)
         self.net = net or make_net()
         self.data = torch.Generator().manual_seed(0)
-        self.outer = OuterLoop(
-            *(cast(Store, store), TERMS),
-            run="run",
-            site=name,
-            runtime=SimRuntime(self.process),
-            exact_join_s=exact_join_s,
-        )
+        self.outer = OuterLoop(cast(Store, store), TERMS, run="run", site=name, runtime=SimRuntime(self.process))
         self.on_join: Callable[[], object] = lambda: None
         self.on_step = on_step
         self.leaves = False
         self.steps = 0
         self.ended_at = 0.0
+        self.summary: dict[str, Any] = {}
 
     def run(self) -> None:
         """To its end; raises what ended it."""
-        self.process.spawn(self._train)
+        self.start()
         self.scheduler.run(until=1e6, most_events=10**6)
         if self.process.error is not None:
             raise self.process.error
+
+    def start(self, after_s: float = 0.0) -> None:
+        """Be there when the scheduler runs, some time later."""
+        self.process.spawn(lambda: (self.process.wait(after_s), self._train()))
 
     def _train(self) -> None:
         self.outer.join(self.net.named_parameters())
@@ -115,6 +116,7 @@ class VirtualSite:
                 self.outer.after_inner_step(tokens=10, samples=1)
         finally:
             self.ended_at = self.scheduler.time
+            self.summary = self.outer.summary()
             self.outer.close()
 
 
@@ -270,21 +272,20 @@ def test_at_first_contact_one_word_ends_a_site(store):
 
 
 def wide_net(seed: int) -> nn.Module:
-    """Large enough for the upper halves of its masters to be fetched clearly sooner than the whole."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 1000), nn.Tanh(), nn.Linear(1000, 3))
 
 
-def joiner(store: MemoryStore, exact_join_s: float | None) -> tuple[VirtualSite, Denying]:
-    """Site b, about to join a run that site a has left midway, over a link that takes a minute for each master."""
+def joiner(store: MemoryStore, seed: int) -> tuple[VirtualSite, Denying]:
+    """Site b, about to join a run that site a has left midway; of seed 0 it holds the run's first weights."""
     first = VirtualSite(Denying(store), lambda step: setattr(first, "leaves", step == 20), net=wide_net(0))
     first.run()
     denying = Denying(store)
-    return VirtualSite(denying, name="b", net=wide_net(1), exact_join_s=exact_join_s), denying
+    return VirtualSite(denying, name="b", net=wide_net(seed)), denying
 
 
 def test_one_bad_word_to_a_beat_beside_a_long_join_ends_no_site(store, caplog):
-    (site, denying), beats = joiner(store, None), []
+    (site, denying), beats = joiner(store, 1), []
 
     def slow_masters_and_the_second_beat(operation: str, key: str) -> Exception | None:
         if keys.is_master(key):
@@ -300,15 +301,16 @@ def test_one_bad_word_to_a_beat_beside_a_long_join_ends_no_site(store, caplog):
     assert caplog.messages.count(f"beat_failed error={NO_BUCKET}") == 1
 
 
-def test_one_bad_word_to_who_makes_coarse_masters_whole_ends_no_site(store, caplog):
-    site, denying = joiner(store, 0.0)
+def test_one_bad_word_to_a_learner_ends_no_site(store, caplog):
+    site, denying = joiner(store, 0)
 
-    def slow_masters(operation: str, key: str) -> None:
-        if keys.is_master(key):
-            site.process.wait(1.0)
+    def slow_masters(operation: str, key: str) -> Exception | None:
+        if not keys.is_master(key) or site.outer.summary()["masters"]:
+            return None
+        site.process.wait(2 * READING_S)
+        return None if denying.num_denied else NO_BUCKET
 
     denying.says = slow_masters
-    site.on_join = lambda: denying.once(no_bucket_for(keys.is_master))
     site.run()
-    assert denying.num_denied == 1 and len(events(store, "whole", "b")) == 2
+    assert denying.num_denied == 1 and site.outer.finished
     assert caplog.messages.count(f"store_failed retry_in_s=1.0 error={NO_BUCKET}") == 1

@@ -128,7 +128,7 @@ def test_work_that_met_only_void_rounds_is_not_stale_and_is_merged_in_the_first_
 
 
 def test_work_is_carried_over_as_many_missed_rounds_as_it_may_and_dropped_after_one_more(store):
-    terms = make_terms(fragments=1, rounds=5, max_stale_rounds=2, committer="b", grace_s=60.0)
+    terms = make_terms(fragments=1, rounds=5, max_stale_rounds=2, grace_s=60.0)
     spoiling = SpoilingStore(store)
     site, other = ThreadSite(spoiling, terms, "a"), ThreadSite(store, terms, "b", data_seed=1)
     gate, count, seen = threading.Barrier(2), site.outer.after_inner_step, []
@@ -214,10 +214,11 @@ def test_a_machine_that_computes_differently_is_refused_before_it_takes_part(sto
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
 
 
-def test_a_run_of_another_protocol_version_is_refused_by_its_number(store):
-    store.create(keys.manifest(), b'{"protocol": 99, "whatever": true}')
-    with pytest.raises(ProtocolError, match=f"speaks protocol 99, this composer-prime speaks {PROTOCOL}"):
+def test_a_run_of_an_older_protocol_is_refused_by_both_numbers_and_left_as_it_is(store):
+    store.create(keys.manifest(), b'{"protocol":12,"whatever":true}')
+    with pytest.raises(ProtocolError, match=f"json speaks protocol 12, this composer-prime speaks {PROTOCOL}"):
         OuterLoop(store, make_terms(), run="run", site="b").join(make_net().named_parameters())
+    assert store.list("") == [keys.manifest()]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The owner's acts: a closed run goes on, sites come and go by their keys, and nobody else can do it."""
+"""The owner's acts: sites come and go by their keys, and nobody else can do it."""
 
 import threading
 
@@ -6,10 +6,8 @@ import pytest
 
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.store import Store, keys, open_store
-from composer_prime.sync.canonical import MAX_RECORD_BYTES
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Admission, Close, Commit, Offer, Reopening
+from composer_prime.sync.records import Admission, Close, Commit, Offer
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
@@ -33,8 +31,8 @@ def make_site(store: Store, name: str, admitted: str, **options) -> ThreadSite:
     return ThreadSite(store, terms, name, data_seed=ord(name), key=SITES[name], founding=founding(*admitted), **options)
 
 
-def read_close(store: Store, number: int) -> Close:
-    return Close.from_bytes(store.get(keys.close(number)), keys.close(number))
+def read_close(store: Store) -> Close:
+    return Close.from_bytes(store.get(keys.close()), keys.close())
 
 
 def wait_for(site: ThreadSite, reached) -> None:
@@ -44,108 +42,19 @@ def wait_for(site: ThreadSite, reached) -> None:
         assert site.is_alive(), site.error
 
 
-# --- reopening -------------------------------------------------------------------------------------------------------
+# --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_reopened_run_trains_on_from_its_last_masters_and_closes_again(store):
-    run_sites(*(ThreadSite(store, make_terms(), name, data_seed=place) for place, name in enumerate("ab")))
-    first = read_close(store, 0)
-    assert Owner(store).reopen(5) == Reopening(number=1, rounds=5)
-    sites = [ThreadSite(store, make_terms(), name, seed=7, data_seed=place) for place, name in enumerate("bc", start=4)]
-    run_sites(*sites)
-    second = read_close(store, 1)
-    assert (first.versions, second.versions, second.number) == ((4, 4), (6, 6), 1)
-    assert [master["sha256"] for master in sites[0].summary["masters"]] == list(second.masters)
-    assert max(site.steps for site in sites) >= 4
-    assert sum(ledger["merged"] for site in sites for ledger in site.summary["tokens"]) > 0
-    for fragment in range(2):
-        commit = Commit.from_bytes(store.get(keys.commit(fragment, 4)), "commit")
-        assert commit.base_sha == first.masters[fragment]
-
-
-def test_a_run_may_be_reopened_again_and_again(store):
-    run_sites(ThreadSite(store, make_terms(), "a"))
-    for number in (1, 2):
-        assert Owner(store).reopen(3 + 2 * number).number == number
-        back = ThreadSite(store, make_terms(), "a")
-        run_sites(back)
-        assert back.steps >= 4 and read_close(store, number).versions == (4 + 2 * number, 4 + 2 * number)
-
-
-def test_who_joins_a_reopened_run_knows_which_of_its_last_rounds_were_void(store):
-    first = ThreadSite(store, make_terms(), "a")
-    first.after_join = lambda: store.create(keys.commit(0, 2), b"garbage")
-    run_sites(first)
-    assert read_close(store, 0).voids == ((2,), ())
-    Owner(store).reopen(6)
-    run_sites(ThreadSite(store, make_terms(), "b", seed=7))
-    assert [read_record(store, Commit, keys.commit(fragment, 4)).voids for fragment in range(2)] == [(2,), ()]
-
-
-def test_a_run_that_goes_on_and_one_that_had_so_many_rounds_are_not_reopened(store):
-    run_sites(ThreadSite(store, make_terms(), "a", stop_after=5))
-    with pytest.raises(BadInput, match=r"run run isn't closed yet, it goes on to 3 rounds"):
-        Owner(store).reopen(9)
-    run_sites(ThreadSite(store, make_terms(), "a"))
-    with pytest.raises(BadInput, match=r"rounds \(4\) must be more than the 4 .* its closing round among them"):
-        Owner(store).reopen(4)
-    Owner(store).reopen(5)
-    with pytest.raises(BadInput, match=r"isn't closed yet, it goes on to 5 rounds"):
-        Owner(store).reopen(9)
-
-
-def test_of_two_who_reopen_at_once_one_wins_and_the_other_is_told(store):
-    run_sites(ThreadSite(store, make_terms(), "a"))
-    one, other = Owner(store), Owner(store)
-    gate, told = threading.Barrier(2), []
-
-    def act(owner: Owner, rounds: int) -> None:
-        gate.wait()
-        try:
-            owner.reopen(rounds)
-        except BadInput as error:
-            told.append(str(error))
-
-    threads = [threading.Thread(target=act, args=pair) for pair in ((one, 5), (other, 6))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(told) == 1 and ("written by someone else" in told[0] or "isn't closed yet" in told[0])
-    assert len(store.list(keys.reopenings_prefix())) == 1
-
-
-def test_a_corrupt_close_record_stops_nobody_and_reopening_says_what_to_do_about_it(store):
+def test_a_corrupt_close_record_stops_nobody_and_is_written_anew_once_it_is_deleted(store):
     corrupted = ThreadSite(store, make_terms(), "a")
     corrupted.after_join = lambda: store.create(keys.close(), b'{"number": 0, "vers')
     run_sites(corrupted)
     late = ThreadSite(store, make_terms(), "b")
     run_sites(late)
     assert late.steps == 0 and late.summary["masters"] == corrupted.summary["masters"]
-    with pytest.raises(BadInput, match=r"close\.json is no Close.*backup, or delete it and start one site") as raised:
-        Owner(store).reopen(5)
-    assert "\n" not in str(raised.value)
     store.delete(keys.close())
     run_sites(ThreadSite(store, make_terms(), "b"))
-    assert [master["sha256"] for master in late.summary["masters"]] == list(read_close(store, 0).masters)
-    assert Owner(store).reopen(5).number == 1
-
-
-@pytest.mark.parametrize(
-    "damage", [b"", b'{"number": 1, "rou', b"x" * (MAX_RECORD_BYTES + 1)], ids=["empty", "cut", "oversized"]
-)
-def test_a_damaged_reopening_reopens_nothing_for_anybody_and_the_next_one_counts(store, damage):
-    first = ThreadSite(store, make_terms(), "a")
-    run_sites(first)
-    Owner(store).reopen(5)
-    store.put(keys.reopening(1), damage)
-    late = ThreadSite(store, make_terms(), "b")
-    run_sites(late)
-    assert late.steps == 0 and late.summary["masters"] == first.summary["masters"]
-    assert Owner(store).reopen(5).number == 2
-    again = ThreadSite(store, make_terms(), "a")
-    run_sites(again)
-    assert [master["version"] for master in again.summary["masters"]] == [6, 6]
+    assert [master["sha256"] for master in late.summary["masters"]] == list(read_close(store).masters)
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -259,8 +168,6 @@ def test_what_makes_no_sense_is_refused_with_the_reason(store):
         owner.admit("Z", SITES["b"].public)
     with pytest.raises(ConfigError, match="public key"):
         owner.admit("b", "ed25519:nonsense")
-    with pytest.raises(BadInput, match=r"only a run created with outer\.committer"):
-        owner.hand_over("a")
 
 
 def test_a_run_without_an_owner_admits_nobody_by_record(store):
@@ -330,7 +237,7 @@ def test_a_guest_offers_and_only_hosts_commit_and_close(store):
     assert host.summary["masters"] == guest.summary["masters"]
     assert sum(ledger["merged"] for ledger in guest.summary["tokens"]) > 0
     commits = [Commit.from_bytes(store.get(keys.commit(f, v)), "commit") for f in range(2) for v in range(7)]
-    assert {commit.committer for commit in commits} == {"b"} and read_close(store, 0).closed_by == "b"
+    assert {commit.committer for commit in commits} == {"b"} and read_close(store).closed_by == "b"
 
 
 def test_a_round_waits_while_only_guests_are_there(store):
@@ -357,7 +264,7 @@ def test_a_round_waits_while_only_guests_are_there(store):
     assert theirs.multiplier * theirs.offer.norm <= ours.offer.norm / 3 * (1 + 1e-6)
 
 
-def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store, caplog):
+def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
     host = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding("a"))
     Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
@@ -371,7 +278,7 @@ def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store,
         host.beat()
         host.tick()
     commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
-    assert [entry.site for entry in commit.taken] == ["a"] and "master_doubted" not in caplog.text
+    assert [entry.site for entry in commit.taken] == ["a"]
 
 
 def test_a_round_that_only_guests_have_something_for_takes_nothing(store):
@@ -391,59 +298,14 @@ def test_a_round_that_only_guests_have_something_for_takes_nothing(store):
 
 
 def test_guests_stay_guests_through_other_acts_until_they_are_admitted_otherwise(store):
-    HandSite(store, make_terms(committer="a"), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
     owner = Owner(store, OWNER)
     owner.admit("b", SITES["b"].public, guest=True)
     assert Owner(store, OWNER).admit("c", SITES["c"].public, guest=True).guests == ("b", "c")
     assert Owner(store, OWNER).revoke("c").guests == ("b",)
-    with pytest.raises(BadInput, match="site b is a guest, which may only offer"):
-        Owner(store, OWNER).hand_over("b")
-    with pytest.raises(BadInput, match="site a is the only one that commits"):
-        Owner(store, OWNER).admit("a", SITES["c"].public, guest=True)
     with pytest.raises(BadInput, match="admitted with that key already"):
         Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
     assert Owner(store, OWNER).admit("b", SITES["b"].public).guests == ()
-    assert Owner(store, OWNER).hand_over("b").committer == "b"
-
-
-# --- the committer ---------------------------------------------------------------------------------------------------
-
-
-def test_the_commits_of_a_run_with_one_committer_are_handed_to_another_site(store):
-    clock, terms = [0.0], make_terms(fragments=1, rounds=3, committer="a", grace_s=1.0)
-    a, b = (HandSite(store, terms, name, clock) for name in "ab")
-    for site in (a, b):
-        site.hand_over(0, 1.0 if site is a else 2.0)
-        site.tick()
-    a.tick()
-    assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").committer == "a"
-    record = Owner(store).hand_over("b")
-    assert (record.number, record.committer, record.keys) == (1, "b", {})
-    clock[0] += 2 * terms.liveness_s  # a has stopped
-    b.beat()
-    b.tick()
-    b.courier.collect(0)
-    b.hand_over(0, 3.0)
-    for _ in range(3):
-        b.beat()
-        b.tick()
-        clock[0] += terms.liveness_s / 2
-    commit = Commit.from_bytes(store.get(keys.commit(0, 1)), "commit")
-    assert (commit.committer, commit.admissions) == ("b", 1)
-    with pytest.raises(BadInput, match="site b is the committer already"):
-        Owner(store).hand_over("b")
-
-
-def test_a_committer_without_a_key_and_one_that_commits_alone_are_kept_apart(store):
-    terms = make_terms(committer="a")
-    HandSite(store, terms, "a", [0.0], key=SITES["a"], founding=founding("a", "b"))
-    owner = Owner(store, OWNER)
-    with pytest.raises(BadInput, match="site c has no admitted key: admit it first"):
-        owner.hand_over("c")
-    with pytest.raises(BadInput, match="hand that over first"):
-        owner.revoke("a")
-    assert owner.hand_over("b").keys.keys() == {"a", "b"}
-    assert Owner(store, OWNER).revoke("a").committer == "b"
 
 
 def test_a_revoked_site_that_learns_of_it_from_a_commit_stops_all_the_same(store):

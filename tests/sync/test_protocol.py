@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from composer_prime.sync.protocol import (
     GRACE_FLOOR_S,
-    Authority,
     RoundDecision,
     RoundView,
     adaptive_grace,
@@ -39,19 +38,15 @@ def decide(seen: RoundView) -> RoundDecision:
 @pytest.mark.parametrize(
     ("verdicts", "live", "since_s", "take"),
     [
-        ({"a": "valid", "b": "valid", "c": "coarse"}, "abc", 0.0, ("a", "b", "c")),
-        ({"a": "valid", "b": "coarse"}, "ab", 0.0, None),  # one vouches, two must
-        ({"a": "valid", "b": "coarse"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
-        ({"a": "valid", "b": "coarse"}, "abc", 99.0, ()),  # c can't hold it open for ever
-        ({"a": "empty", "b": "empty", "c": "coarse"}, "abc", 0.0, None),  # not at once: c has something to merge
-        ({"a": "coarse", "b": "coarse"}, "abc", 0.0, None),
-        ({"a": "coarse", "b": "coarse"}, "abc", 99.0, ()),
         ({"a": "valid", "b": "valid", "c": "guest"}, "abc", 0.0, ("a", "b", "c")),
-        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),
+        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),  # one member, two must
+        ({"a": "valid", "b": "guest"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
+        ({"a": "valid", "b": "guest"}, "abc", 99.0, ()),  # c can't hold it open for ever
+        ({"a": "empty", "b": "empty", "c": "guest"}, "abc", 0.0, None),  # not at once: c has something to merge
         ({"a": "guest", "b": "guest"}, "ab", 99.0, ()),
     ],
 )
-def test_coarse_offers_and_guests_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
+def test_guests_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
     decision = decide(RoundView(verdicts, frozenset(live), since_s, since_s, since_s))
     assert (decision.take if decision.close else None) == take
 
@@ -138,13 +133,8 @@ def test_commit_order_is_a_permutation_and_changes_from_round_to_round():
 
 
 @pytest.mark.parametrize(("step", "due"), [(1, False), (2, True), (3, False), (4, True)])
-def test_by_steps_a_fragment_is_due_every_h_over_p(step, due):
-    assert is_due(step, 0.0, make_terms(inner_steps=4, fragments=2)) is due
-
-
-def test_by_seconds_a_fast_and_a_slow_site_are_due_at_the_same_time():
-    terms = make_terms(pace="seconds", inner_seconds=10.0, fragments=2)
-    assert [is_due(step, seconds, terms) for step, seconds in ((40, 4.9), (41, 5.0), (3, 5.1))] == [False, True, True]
+def test_by_steps_a_fragment_is_steps_per_turn_h_over_p(step, due):
+    assert is_due(step, make_terms(inner_steps=4, fragments=2)) is due
 
 
 def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():
@@ -170,7 +160,7 @@ def test_a_round_is_cut_into_parts_only_when_many_offer_and_the_codec_can_be_cut
 
 
 SITES = [f"s{number}" for number in range(7)]
-ANYONE = Authority()
+ANYONE = frozenset[str]()
 
 
 def test_parts_are_dealt_evenly_and_anew_each_round():
@@ -188,23 +178,18 @@ def test_a_part_whose_reducer_is_gone_is_the_next_ones_at_once():
     assert {reducer_rank(s, left, SITES, 0, 0, 3, ANYONE) for s in left} == set(range(6))
 
 
-def test_a_fixed_committer_merges_all_parts_and_nobody_else_any():
-    ranks = {s: reducer_rank(s, SITES, SITES, 0, 0, 3, Authority("s2")) for s in SITES}
-    assert ranks == {s: 0 if s == "s2" else None for s in SITES}
-
-
 def test_guests_merge_no_part_and_the_others_have_theirs_dealt_evenly():
-    hosts, authority = SITES[:3], Authority(guests=frozenset(SITES[3:]))
+    hosts, guests = SITES[:3], frozenset(SITES[3:])
     for version in range(20):
-        first = [[s for s in SITES if reducer_rank(s, SITES, SITES, 0, version, p, authority) == 0] for p in range(3)]
+        first = [[s for s in SITES if reducer_rank(s, SITES, SITES, 0, version, p, guests) == 0] for p in range(3)]
         assert sorted(names[0] for names in first) == hosts and all(len(names) == 1 for names in first)
-    ranks = {s: reducer_rank(s, SITES, SITES, 0, 0, 0, authority) for s in SITES}
+    ranks = {s: reducer_rank(s, SITES, SITES, 0, 0, 0, guests) for s in SITES}
     assert {ranks[s] for s in hosts} == {0, 1, 2} and {ranks[s] for s in SITES[3:]} == {None}
 
 
 def test_a_round_of_guests_offers_alone_is_merged_by_a_host():
-    authority = Authority(guests=frozenset(SITES[1:]))
-    ranks = {s: reducer_rank(s, SITES, SITES[1:], 0, 0, 3, authority) for s in SITES}
+    guests = frozenset(SITES[1:])
+    ranks = {s: reducer_rank(s, SITES, SITES[1:], 0, 0, 3, guests) for s in SITES}
     assert ranks == {s: 0 if s == "s0" else None for s in SITES}
 
 

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from composer_prime.errors import ComposerPrimeError, ConfigError, FingerprintMismatch, SiteError, Superseded
 from composer_prime.store import open_store
+from composer_prime.sync.report import OuterReport
 from composer_prime.sync.run import load_run
-from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.snapshots import load_master
 from tests.patience import PATIENCE_S
 from tests.sync.harness import make_terms

@@ -240,7 +240,7 @@ def test_no_text_form_of_a_key_shows_the_private_half() -> None:
 
 def test_neither_torch_nor_cryptography_is_imported_before_a_key_is_used() -> None:
     program = (
-        "import sys, composer_prime.sync.signatures, composer_prime.cli.keygen\n"
+        "import sys, composer_prime.sync.signatures, composer_prime.cli.owner\n"
         "assert not {'torch', 'cryptography'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

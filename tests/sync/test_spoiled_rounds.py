@@ -9,8 +9,7 @@ import torch
 from composer_prime.errors import KeyMissing, StoreError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys
-from composer_prime.store.memory import MemoryStore
-from composer_prime.sync.canonical import sha256_hex
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.reading import read_record
@@ -48,14 +47,16 @@ def replica_from_the_first_master(site: HandSite) -> Replica:
 
 @pytest.mark.parametrize("terms", [TERMS, LOGGED], ids=["collected", "kept"])
 @pytest.mark.parametrize("damage", SPOIL)
-def test_who_joins_behind_a_round_that_the_others_have_passed_is_told_and_comes_in_by_the_next_snapshot(
+def test_who_joins_behind_a_round_that_the_others_have_passed_waits_and_comes_in_by_the_next_snapshot(
     store, clock, damage, terms
 ):
     a = HandSite(store, terms, "a", clock)
     play(a, 7)
     SPOIL[damage](store, payload_of(store, 5))
-    with pytest.raises(StoreError, match="the others have passed round 5, of which something is missing or damaged"):
-        HandSite(store, terms, "b", clock)
+    waiting = HandSite(store, terms, "b", clock)
+    with pytest.raises(StoreError, match="round 5 of fragment 0 can't be skipped"):
+        waiting.courier.follow()
+    waiting.pulse.beat("leaving", (5,), (5,), 0, 0)
     play(a, 2)  # the log vouches for the snapshot of version 8 with the commit of the round after it
     b = HandSite(store, terms, "b", clock)
     assert b.courier.versions() == a.courier.versions() == (9,)
@@ -118,39 +119,6 @@ def test_who_comes_back_stands_on_nothing_older_than_its_checkpoint(store, clock
     stand, errand = returning.stand(back.replicas[0], saved)
     assert (stand.version, stand.ledger.carried, errand) == (6, 10, None)
     assert torch.allclose(params.read(fragment), master.weights - 0.25)
-
-
-@pytest.mark.parametrize("chained", [False, True], ids=["of no other round", "of one that follows"])
-def test_only_a_commit_that_follows_by_hash_tells_that_the_others_have_passed_a_round(store, clock, chained):
-    """One laid ahead, on nothing, must keep nobody out while a round waits for what it lacks."""
-    a = HandSite(store, TERMS, "a", clock)
-    play(a, 5)
-    a.courier.collect(0)
-    a.hand_over(0, 9.0)
-    a.tick(times=2)
-    commit = read_record(store, Commit, keys.commit(0, 5))
-    ahead = commit.model_copy(
-        update={"version": 6, "previous": sha256_hex(commit.to_bytes()) if chained else "0" * 64, "taken": ()}
-    )
-    SPOIL["missing"](store, payload_of(store, 5))
-    store.create(keys.commit(0, 6), ahead.to_bytes())
-    if chained:
-        with pytest.raises(StoreError, match="the others have passed round 5"):
-            HandSite(store, TERMS, "b", clock)
-    else:
-        assert HandSite(store, TERMS, "b", clock).courier.versions() == (5,)
-
-
-def test_void_rounds_behind_such_a_round_hide_nothing(store, clock):
-    a = HandSite(store, LOGGED, "a", clock)
-    play(a, 6)
-    store.create(keys.commit(0, 6), b"garbage")
-    a.tick()
-    play(a, 1)
-    assert a.replicas[0].history.voids == (6,)
-    SPOIL["missing"](store, payload_of(store, 5))
-    with pytest.raises(StoreError, match="the others have passed round 5"):
-        HandSite(store, LOGGED, "b", clock)
 
 
 def test_an_empty_commit_on_an_invented_master_is_void_though_a_round_before_can_not_be_replayed(store, clock):

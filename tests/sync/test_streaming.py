@@ -1,16 +1,15 @@
 """Rule 8: a fragment's exchange runs beside the training, which waits when tau is used up, and that is measured."""
 
-import json
 import threading
 
 import pytest
 
-from composer_prime.store import keys, open_store
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store import keys
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.site_clock import OuterLoop
 from tests.patience import PATIENCE_S, wait_until
-from tests.sync.harness import ThreadSite, make_net, make_terms, run_sites
+from tests.sync.harness import make_net, make_terms
 
 HELD_S = 0.4
 
@@ -64,12 +63,3 @@ def test_training_goes_on_for_tau_steps_of_an_upload_then_waits_and_says_for_how
     finally:
         store.gate.set()
         outer.close()
-
-
-@pytest.mark.parametrize("merge_alpha", [0.0, 0.5])
-def test_the_tape_marks_counts_of_merged_tokens_that_a_blend_makes_approximate(request, merge_alpha):
-    store = open_store(f"memory://{request.node.name}")
-    run_sites(ThreadSite(store, make_terms(merge_alpha=merge_alpha, sync_delay=1), "a"))
-    lines = [line for key in store.list(keys.tape_prefix("a")) for line in store.get(key).splitlines()]
-    merged = [event for event in map(json.loads, lines) if event["event"] == "merged"]
-    assert merged and {event["approximate"] for event in merged} == {merge_alpha > 0}

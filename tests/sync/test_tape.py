@@ -8,7 +8,7 @@ import pytest
 from composer_prime.errors import StoreError
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.tape import Tape
 from tests.patience import PATIENCE_S
 

@@ -5,13 +5,12 @@ import torch
 
 from composer_prime.errors import ConfigError
 from composer_prime.store import keys
-from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Beat, Claim, Commit, Manifest, Offer, Part
+from composer_prime.sync.records import Beat, Claim, Commit, Manifest, Offer
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
-from tests.sync.harness import HandSite, ThreadSite, empty_commit, make_terms, run_sites
+from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 
 @pytest.fixture
@@ -82,62 +81,6 @@ def test_an_offer_without_its_sites_signature_is_refused(store, clock, signing, 
     commit = read_record(store, Commit, keys.commit(0, 0))
     assert [entry.site for entry in commit.taken] == ["a"]
     assert [entry.site for entry in commit.refused] == ["b"] and "sign" in commit.refused[0].why
-
-
-def test_a_commit_of_an_outsider_is_a_void_round(store, clock, signing, founding):
-    a = HandSite(store, make_terms(), "a", clock, key=signing["a"], founding=founding)
-    before = a.courier.master(0).sha256
-    a.hand_over(0, 1.0)
-    a.runtime.run_tasks()
-    a.courier._bring(0)
-    forged = empty_commit(base_sha=before, previous=a.run.sha256)
-    store.create(keys.commit(0, 0), forged.to_bytes())
-    a.courier.follow()
-    assert a.courier.master(0).version == 1 and a.replicas[0].history.voids == (0,)
-
-
-@pytest.mark.parametrize(
-    ("forgery", "merged"), [("unsigned", 0.0), ("other key", 0.0), ("outsider", 0.0), ("reducer's own", 1000.0)]
-)
-def test_a_part_is_merged_as_it_says_only_when_its_admitted_reducer_signed_it(
-    store, clock, signing, founding, forgery, merged
-):
-    """Any other that was there first is a part of zeros, for everybody alike."""
-    terms = make_terms(fragments=1, gather_sites=1, merged_codec="fp32")
-    a, b = (HandSite(store, terms, name, clock, key=signing[name], founding=founding) for name in "ab")
-    wanted, coding = a.courier.master(0).weights - 1.5, a.replicas[0].coding
-    for value, site in ((1.0, a), (2.0, b)):
-        site.hand_over(0, value)
-        site.runtime.run_tasks()
-        site.courier._bring(0)
-    assert a.courier._closer.serve(a.replicas[0]), "commits, and merges no part yet"
-    commit = store.get(keys.commit(0, 0))
-    start, stop = coding.part_bounds(1, Commit.from_bytes(commit, "commit").num_parts)
-    data = coding.merged_codec.encode(torch.full((stop - start,), 1000.0))
-    payload = keys.merged_payload(0, 0, 1, sha256_hex(data))
-    store.put(payload, data)
-    part = Part(
-        fragment=0,
-        version=0,
-        part=1,
-        commit_sha=sha256_hex(commit),
-        excluded=(),
-        payload=payload,
-        sha256=sha256_hex(data),
-        nbytes=len(data),
-        reducer="z" if forgery == "outsider" else "a",
-    )
-    signer = {"other key": signing["b"], "outsider": SigningKey.generate(), "reducer's own": signing["a"]}.get(forgery)
-    if signer is not None:
-        part = part.model_copy(update={"signature": signer.sign(part.message(a.run.sha256))})
-    store.create(keys.merged(0, 0, 1), part.to_bytes())
-    closing(clock, a, b)
-    late = HandSite(store, terms, "c", clock, key=signing["c"], founding=founding)
-    wanted[start:stop] += 1.5 - merged
-    for site in (a, b, late):
-        assert site.courier.versions() == (1,)
-        torch.testing.assert_close(site.courier.master(0).weights, wanted)
-    assert len({site.courier.master(0).sha256 for site in (a, b, late)}) == 1
 
 
 def test_an_outsider_can_neither_pose_as_live_nor_take_a_name_over(store, clock, signing, founding):
@@ -211,18 +154,6 @@ def test_clipped_offers_of_a_thousand_times_the_norm_move_a_master_no_more_than_
     closing(clock, a, b, c)
     moved = (start - a.courier.master(0).weights).abs().max()
     assert a.courier.versions()[0] == 1 and float(moved) <= 1.1 + 1e-4
-
-
-def test_two_equal_offers_of_a_round_count_once(store, clock):
-    a, b = (HandSite(store, make_terms(grace_s=1.0), name, clock) for name in "ab")
-    movement = torch.randn(a.replicas[0].numel)
-    a.hand_over(0, movement)
-    a.tick()
-    b.hand_over(0, movement)
-    closing(clock, a, b)
-    closing(clock, a, b)
-    commit = read_record(store, Commit, keys.commit(0, 0))
-    assert len(commit.taken) == 1 and "a copy" in commit.refused[0].why
 
 
 @pytest.mark.parametrize("copycat", ["0", "z"])

@@ -1,7 +1,6 @@
 """A commit that takes a payload whose bytes are what was signed, and yet no sound payload: void, for everybody."""
 
 import base64
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -130,18 +129,6 @@ def test_nor_does_what_a_site_knows_of_its_own_payload(store, clock):
     commit_taking(e, own.model_copy(update={"norms": (own.norms[0] * 2,)}))
     (closed,) = a.replicas[0].advance()
     assert closed.fault is not None and "has norm" in closed.fault
-
-
-def test_a_coarse_site_that_waits_before_such_a_round_reads_the_payload_once(store, clock, monkeypatch):
-    a, e = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "e", clock)
-    payload = commit_on(e, "a norm understated").payload
-    replica = a.replicas[0]
-    replica.master = dataclasses.replace(replica.master, coarse=True, known_sha=None)
-    read, plain = [], store.get_range
-    monkeypatch.setattr(store, "get_range", lambda key, *span: (read.append(key), plain(key, *span))[1])
-    for _ in range(5):
-        assert replica.advance() == []
-    assert read.count(payload) == 1
 
 
 def test_a_round_that_is_void_for_all_is_no_fault_for_verify_whatever_its_offers_records_say(store, clock):

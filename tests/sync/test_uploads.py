@@ -5,7 +5,7 @@ import torch
 
 from composer_prime.errors import StoreError
 from composer_prime.store import keys
-from composer_prime.store.memory import MemoryStore
+from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Commit
 from tests.sync.harness import HandSite, make_terms

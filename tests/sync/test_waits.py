@@ -141,7 +141,7 @@ def test_a_bucket_that_is_read_only_for_a_minute_is_a_try_a_second_few_lines_and
 
 def test_a_payload_that_is_missing_is_what_its_readers_wait_for(scheduler: Scheduler, tmp_path: Path) -> None:
     root = tmp_path / "bucket"
-    a, b = (VirtualSite(scheduler, root, tmp_path, name, quorum=2, committer="b", rounds=1000) for name in "ab")
+    a, b = (VirtualSite(scheduler, root, tmp_path, name, quorum=2, rounds=1000) for name in "ab")
     b.run(20.0)
     a.store.loses = keys.is_payload
     b.run(80.0)

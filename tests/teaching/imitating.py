@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from composer_prime.bench.held_out import held_out_reward
+from composer_prime.ablate.held_out import held_out_reward
 from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe
 from composer_prime.sites.embedded.model import load_policy, resolve_model

@@ -24,7 +24,7 @@ from typing import Any
 import verifiers.v1 as vf
 from safetensors.torch import load_file
 
-from composer_prime.bench.held_out import held_out_reward
+from composer_prime.ablate.held_out import held_out_reward
 from composer_prime.config.load import load_any
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.recipe import Recipe

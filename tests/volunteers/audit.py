@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composer_prime.gateway.store import KEY_VARIABLE
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.volunteers.invitation import CREDENTIALS, IDENTITY
-from composer_prime.volunteers.wishes import KEY_VARIABLE
 
 NEVER = (
     "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.startfile", "os.kill", "pty.",

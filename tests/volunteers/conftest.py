@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from composer_prime.config.toml import to_toml
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.machine import Torch
 from tests.cli.command_line import call
 from tests.volunteers.owned_run import OWNER, OwnedRun, machine
@@ -20,8 +20,8 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
     made = open_run(tmp_path)
-    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     return made
 
 

@@ -28,19 +28,16 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
+from composer_prime.plan.link import Link
 from composer_prime.store import open_store
 from composer_prime.sync.canonical import PROTOCOL, canonical
-from composer_prime.volunteers import consent, examination
+from composer_prime.volunteers import consent, doctor
 from composer_prime.volunteers import join as joining
-from composer_prime.volunteers.allowed import EMBEDDED, LOSSES, PRIME_RL, refusals
-from composer_prime.volunteers.consent import asked_of
-from composer_prime.volunteers.doctor import lines
-from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.consent import Wishes, asked_of
+from composer_prime.volunteers.doctor import examine_for_invitation, lines
 from composer_prime.volunteers.invitation import Invitation, decode
-from composer_prime.volunteers.link import Link
 from composer_prime.volunteers.machine import Gpu, Torch
-from composer_prime.volunteers.shared_recipe import shared_toml
-from composer_prime.volunteers.wishes import Wishes
+from composer_prime.volunteers.shared_recipe import EMBEDDED, LOSSES, PRIME_RL, refusals, shared_toml
 from tests.volunteers.audit import watched
 from tests.volunteers.hostile_cases import FIELDS, KEYS, PUBLIC_URLS, Case, draw, leaves
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, machine
@@ -105,16 +102,15 @@ class Place:
     def entered(self) -> Iterator[None]:
         """Be the volunteer's process meanwhile."""
         vector = self.run.site.run.manifest.test_vector
-        able = machine(torch=Torch("2.13.0", 5e10, vector, (Gpu("card", 80 * GIB),) * 4))
+        able = machine(torch=Torch("2.13.0", vector, (Gpu("card", 80 * GIB),) * 4))
         before, variables = Path.cwd(), dict(os.environ)
         with contextlib.ExitStack() as stack:
-            for module in (examination, joining):
+            for module in (doctor, joining):
                 stack.enter_context(mock.patch.object(module, "open_store", self._open))
                 stack.enter_context(mock.patch.object(module, "invited_recipe", self._noted(module.invited_recipe)))
             stack.enter_context(mock.patch.object(consent, "read_shared", self._judged(consent.read_shared)))
-            stack.enter_context(mock.patch.object(examination, "look", lambda folder: able))
-            stack.enter_context(mock.patch.object(examination, "measure", lambda *args: Link(20.0, 80.0, 0.03)))
-            stack.enter_context(mock.patch.object(examination, "clock_ahead_s", self._ask_time))
+            stack.enter_context(mock.patch.object(doctor, "look", lambda: able))
+            stack.enter_context(mock.patch.object(doctor, "measure", lambda *args: Link(20.0, 80.0, 0.03)))
             stack.enter_context(mock.patch.object(tempfile, "tempdir", str(self.folder / "tmp")))
             os.environ |= {"PATH": str(self.folder / "tmp"), "HOME": str(self.folder / "home")}
             os.chdir(self.folder / "home")
@@ -128,10 +124,6 @@ class Place:
     def _open(self, uri: str, key_file: Path | None = None) -> Any:
         self.opened.append(uri)
         return open_store(self.run.uri)
-
-    def _ask_time(self, endpoint: str) -> float:
-        self.opened.append(endpoint)
-        return 0.0
 
     def _noted(self, read: Callable[..., RecipeBase]) -> Callable[..., RecipeBase]:
         def noted(*args: Any, **more: Any) -> RecipeBase:
@@ -208,7 +200,6 @@ def _take_part(place: Place, case: Case, invitation: Invitation, wishes: Wishes,
     folder = joining.folder_of(invitation, wishes.folder)
     folder.make()
     recipe = joining.prepare(invitation, wishes, folder, said.append)
-    folder.batch_file.unlink(missing_ok=True)
     assert isinstance(recipe, Recipe | PrimeRecipe)
     place.read.append(recipe)
 

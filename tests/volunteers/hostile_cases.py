@@ -12,8 +12,8 @@ from typing import Any
 from composer_prime.config.messages import known_names
 from composer_prime.config.prime_rl import OWNED, PORTS, UPSTREAM_TABLES, PrimeRecipe
 from composer_prime.config.recipe import Recipe
-from composer_prime.volunteers.allowed import EMBEDDED, LOSSES, PRIME_RL, RENDERERS
 from composer_prime.volunteers.invitation import CREDENTIALS
+from composer_prime.volunteers.shared_recipe import EMBEDDED, LOSSES, PRIME_RL, RENDERERS
 
 PUBLIC_URLS = ("https://teacher.example.org", "http://8.8.8.8:8000/v1", "https://a.b-c.example.com:8443/x")
 PRIVATE_URLS = (

@@ -12,10 +12,10 @@ from composer_prime.store import open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import terms_of
+from composer_prime.volunteers.consent import Wishes
 from composer_prime.volunteers.host import Invitee, invite
 from composer_prime.volunteers.invitation import Invitation, read_invitation
 from composer_prime.volunteers.machine import Gpu, Machine, Torch
-from composer_prime.volunteers.wishes import Wishes
 from tests.config.recipes import recipe
 from tests.sync.harness import HandSite
 
@@ -40,7 +40,7 @@ class OwnedRun:
         self.folder = folder
         self.uri = uri or str(folder / "bucket" / "run")
         founding = Founding(owner.public, {"a": FIRST.public}) if owner else Founding()
-        self.recipe = run_recipe(owner=founding.owner, keys=dict(founding.keys), **outer)
+        self.recipe = run_recipe(owner=founding.owner, **outer)
         self.store = open_store(self.uri)
         terms, key = terms_of(self.recipe), FIRST if owner else None
         self.site = HandSite(self.store, terms, "a", [0.0], key=key, founding=founding)
@@ -65,10 +65,8 @@ def machine(**changes: Any) -> Machine:
     found = Machine(
         python="3.11.9",
         cores=8,
-        memory_bytes=32 * GIB,
         free_memory_bytes=16 * GIB,
-        free_disk_bytes=100 * GIB,
-        torch=Torch("2.13.0", 5e10, "vector", (Gpu("card", 24 * GIB),)),
+        torch=Torch("2.13.0", "vector", (Gpu("card", 24 * GIB),)),
     )
     return replace(found, **changes)
 

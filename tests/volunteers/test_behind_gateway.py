@@ -13,9 +13,9 @@ from composer_prime.errors import InvitationRefused, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution, contribution_of
-from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
@@ -31,8 +31,8 @@ def run(tmp_path: Path) -> OwnedRun:
 
 @pytest.fixture
 def gateway(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
-    able = machine(torch=Torch("2.13.0", 5e10, run.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     before = dict(os.environ)
     with guarding(run.store) as running:
         yield running
@@ -50,15 +50,15 @@ def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, 
     invitation = invited(run, gateway)
     before = run.store.list("")
     diagnosis = examine_for_invitation(invitation, consenting(run))
-    assert diagnosis.is_able and {"link", "clock", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
+    assert diagnosis.is_able and {"link", "torch", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
     (link,) = (each for each in diagnosis.checks if each.name == "link")
     assert link.found.startswith("up not measured: behind a gateway nothing is written to try it; down ")
     (a_round,) = (each for each in diagnosis.checks if each.name == "a round")
     assert "MB up and" in a_round.found and "in about" not in a_round.found
     assert run.store.list("") == before
     assert not (run.folder / "alice").exists() and "COMPOSER_PRIME_KEY" not in os.environ
-    assert {(line["site"], line["operation"]) for line in gateway.lines()} == {("alice", "GET")}
-    assert {line["verdict"] for line in gateway.lines()} == {"allowed", "missing"}
+    assert {(line["site"], line["method"]) for line in gateway.lines()} == {("alice", "GET")}
+    assert {line["status"] for line in gateway.lines()} == {200, 404}
 
 
 def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gateway: Guarded) -> None:
@@ -112,5 +112,5 @@ def test_a_volunteer_asks_for_their_contribution_with_the_invitation_alone(run: 
     come(run, "alice")
     found = contribution_of(invitation, allow_local=True)
     assert found == contribution(run.store, "alice") and found.starts == 1
-    assert {line["verdict"] for line in gateway.lines()} <= {"allowed", "missing"}
+    assert {line["status"] for line in gateway.lines()} <= {200, 404}
     assert "COMPOSER_PRIME_KEY" not in os.environ

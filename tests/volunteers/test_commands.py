@@ -9,13 +9,13 @@ from composer_prime.gateway.served import serve_run
 from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import terms_of
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import encode, read_invitation
 from tests.cli.command_line import Answer
 from tests.sync.harness import ThreadSite, make_terms, run_sites
 from tests.volunteers.conftest import open_run
-from tests.volunteers.owned_run import CONSENT, GIB, OwnedRun, come, machine
+from tests.volunteers.owned_run import CONSENT, OwnedRun, come, machine
 
 
 def refused(answer: Answer, *parts: str) -> None:
@@ -126,7 +126,7 @@ def test_doctor_judges_for_an_invitation(cli, run: OwnedRun, monkeypatch: pytest
     answer = cli("doctor", run.file(), *CONSENT)
     assert answer.code == 0 and "ok    arithmetic" in answer.out and "ok    link" in answer.out
     assert not (Path.home() / "composer-prime" / "run").exists()
-    monkeypatch.setattr(examination, "look", lambda folder: machine(free_memory_bytes=GIB))
+    monkeypatch.setattr(doctor, "look", lambda: machine(free_memory_bytes=0))
     told = cli("doctor", run.file(), *CONSENT, "--json")
     found = json.loads(told.out)
     assert told.code == 1 and found["able"] is False

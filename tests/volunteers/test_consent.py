@@ -11,14 +11,12 @@ import pytest
 from composer_prime.config import load_any
 from composer_prime.errors import InvitationRefused
 from composer_prime.losses.composer import composer_loss
-from composer_prime.volunteers import examination
-from composer_prime.volunteers.allowed import EMBEDDED, EXTRA, MODEL, PACKAGE, TEMPLATE
-from composer_prime.volunteers.examination import examine_for_invitation
-from composer_prime.volunteers.invitation import Invitation, read_invitation
+from composer_prime.volunteers import doctor
+from composer_prime.volunteers.doctor import examine_for_invitation
+from composer_prime.volunteers.invitation import Invitation, is_public_url, read_invitation
 from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
-from composer_prime.volunteers.places import is_public_url
-from composer_prime.volunteers.shared_recipe import read_shared, shared_toml
+from composer_prime.volunteers.shared_recipe import EMBEDDED, EXTRA, MODEL, PACKAGE, TEMPLATE, read_shared, shared_toml
 from tests.architecture import REPOSITORY
 from tests.volunteers.hostile_cases import PRIVATE_URLS, PUBLIC_URLS
 from tests.volunteers.owned_run import OwnedRun, consenting, machine, signed, with_recipe
@@ -30,8 +28,8 @@ TEACHER = {"name": "t", "base_url": "https://teacher.example.org"}
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnedRun]:
     made = OwnedRun(tmp_path)
-    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     before = dict(os.environ)
     yield made
     os.environ.clear()

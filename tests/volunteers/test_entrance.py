@@ -122,7 +122,7 @@ def test_a_name_that_is_beating_somewhere_is_taken_and_free_once_it_is_silent(ru
     invitation = run.invite()
     key = own_key(invitation, None)
     identity = SiteIdentity("alice", key)
-    entered = enter_run(run.store, run.site.run, identity, runtime=HandRuntime(), journal=None)
+    entered = enter_run(run.store, run.site.run, identity, HandRuntime())
     stopped = threading.Event()
     beat = threading.Thread(target=beating, args=(lambda: entered.pulse.beat("live", (0, 0), (0, 0), 1, 1), stopped))
     beat.start()

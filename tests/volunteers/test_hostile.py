@@ -10,9 +10,9 @@ import pytest
 
 from composer_prime.errors import InvitationRefused
 from composer_prime.sites.embedded.learner import import_loss
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution_of
-from composer_prime.volunteers.examination import examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.join import join
 from composer_prime.volunteers.machine import Torch
 from tests.volunteers.owned_run import OwnedRun, come, consenting, machine, with_recipe
@@ -25,8 +25,8 @@ PIPEPAGER = r"sets trainer\.loss\.import_path to 'pydoc\.pipepager'"
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnedRun]:
     made = OwnedRun(tmp_path)
-    able = machine(torch=Torch("2.13.0", 5e10, made.site.run.manifest.test_vector))
-    monkeypatch.setattr(examination, "look", lambda folder: able)
+    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
+    monkeypatch.setattr(doctor, "look", lambda: able)
     before = dict(os.environ)
     yield made
     os.environ.clear()

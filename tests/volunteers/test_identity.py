@@ -14,13 +14,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.store import open_store
 from composer_prime.store import remote as store_remote
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.invitation import Invitation, write_invitation
 from tests.servers import S3Server
 from tests.servers.in_thread import serving_handler
+from tests.servers.weed import free_ports
 from tests.volunteers.owned_run import CONSENT, OwnedRun, signed
 from tests.volunteers.test_commands import refused
 

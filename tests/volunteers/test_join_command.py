@@ -12,22 +12,22 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from composer_prime.bench.seaweed import free_ports
 from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
+from composer_prime.gateway.store import GatewayStore
+from composer_prime.plan.link import Link
 from composer_prime.store import keys, open_store, remote
-from composer_prime.store.gateway import GatewayStore
-from composer_prime.store.throttled import BYTES_PER_MBIT, PIECE_BYTES
+from composer_prime.store.metered import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
-from composer_prime.volunteers import examination
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import read_invitation
-from composer_prime.volunteers.link import Link
 from tests.gateway.guarded import claim_of, guarding
 from tests.servers.in_thread import serving_app
+from tests.servers.weed import free_ports
 from tests.volunteers.owned_run import CONSENT, OWNER, OwnedRun
 from tests.volunteers.test_commands import invite, refused
 from tests.volunteers.test_join import FakeSite
@@ -65,7 +65,7 @@ def test_who_sees_what_is_printed_before_anything_starts(
 
     def note(recipe: RecipeBase, site: str, resume: bool) -> int:
         printed.append(capsys.readouterr().out)
-        assert {file.name for file in place(run).iterdir()} == {"alice.key", "alice.site-lock", "alice.batch.json"}
+        assert {file.name for file in place(run).iterdir()} == {"alice.key", "alice.site-lock"}
         return 0
 
     invite(cli, run)
@@ -108,7 +108,7 @@ def test_caps_hold_for_the_store_of_the_site_that_join_starts(cli, run: OwnedRun
 
 def test_a_doctor_told_of_caps_judges_by_them(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     named = []
-    monkeypatch.setattr(examination, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
+    monkeypatch.setattr(doctor, "measure", lambda *args: named.append(args[1:]) or Link(100.0, 100.0, 0.01))
     invite(cli, run)
     free = cli("doctor", run.file(), *CONSENT)
     capped = cli("doctor", run.file(), *CONSENT, "--max-mbit-up", 0.1, "--max-mbit-down", 0.1)
@@ -142,9 +142,7 @@ def test_a_gateway_s_invitation_is_written_checked_and_joined_by_commands(cli, r
         joined = cli("join", run.file(), *CONSENT, "--folder", place(run))
         assert (joined.code, joined.out.splitlines()[-1]) == (0, "run run is finished")
         assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
-        assert {(line["site"], line["verdict"]) for line in gateway.lines()} <= {
-            ("alice", "allowed"), ("alice", "missing")
-        }  # fmt: skip
+        assert {(line["site"], line["status"]) for line in gateway.lines()} <= {("alice", 200), ("alice", 404)}
 
 
 @pytest.mark.parametrize("command", ["join", "doctor"])

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 
 from composer_prime.config import load_any, recipe_from_data
 from composer_prime.config.load import any_from_data
+from composer_prime.config.messages import known_names
 from composer_prime.config.prime_rl import PrimeRecipe
+from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import read_toml, to_toml
 from composer_prime.errors import BadInput, ConfigError, InvitationRefused
 from composer_prime.volunteers.consent import asked_of
 from composer_prime.volunteers.entrance import enter, own_key
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.join import disclosure
-from composer_prime.volunteers.shared_recipe import read_shared, shared_toml
+from composer_prime.volunteers.shared_recipe import EMBEDDED, PRIME_RL, Rule, read_shared, refusals, shared_toml
 from tests.architecture import REPOSITORY
 from tests.config.recipes import minimal
 from tests.volunteers.owned_run import OwnedRun, run_recipe
@@ -33,6 +36,22 @@ DANGEROUS = {
 }
 RECIPES = REPOSITORY / "recipes"
 SOURCE = {"env": {"taskset": {"id": "e"}}}
+
+
+@pytest.mark.parametrize(("model", "rules"), [(Recipe, EMBEDDED), (PrimeRecipe, PRIME_RL)])
+def test_every_field_of_the_schema_is_marked_or_refused(model: type[Recipe], rules: Mapping[str, Rule]) -> None:
+    known, allowed = list(known_names(model)), [key.replace("[]", "") for key in rules]
+    names = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]
+    assert len(names) > 30
+    for name in names:
+        data: Any = {"site": {"backend": "embedded" if model is Recipe else "prime-rl"}}
+        table = data
+        for part in name.split(".")[:-1]:
+            inner = table.setdefault(part, [{}] if part in ("source", "teachers") else {})
+            table = inner[0] if isinstance(inner, list) else inner
+        table[name.rpartition(".")[2]] = object()  # right for no rule: what has one says what must stand there
+        (refused,) = refusals(data)
+        assert bool(refused.limit) == any(f"{key}.".startswith(f"{name}.") for key in allowed), name
 
 
 def test_what_travels_reads_back_to_the_same_run() -> None:

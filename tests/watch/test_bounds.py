@@ -2,21 +2,18 @@
 
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from composer_prime.errors import CorruptObject
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.records import Beat, Commit, Offer, Refused, Signed
+from composer_prime.sync.records import Beat, Commit, Refused, Signed
 from composer_prime.sync.roster import Roster
-from composer_prime.sync.verifying import Verifier
 from composer_prime.volunteers.contribution import contribution
 from composer_prime.watch.status import MAX_PROBLEMS, look
 from composer_prime.watch.tables import MAX_SITES
@@ -213,35 +210,6 @@ def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path)
     found = look(store)
     assert found.bytes.payloads <= sound
     assert any(f"site c says {2**53} bytes" in problem and "not counted" in problem for problem in found.problems)
-
-
-@pytest.mark.parametrize("guests", ["c", "cd"])
-def test_what_guests_tell_of_others_counts_for_nothing(run: Path, copy: Path, guests: str) -> None:
-    store = open_store(f"file://{copy}")
-    if "d" in guests:
-        Owner(store, OWNER).admit("d", KEYS["d"].public, guest=True)
-        shutil.copytree(copy / "sites/c", copy / "sites/d")
-    false = [{"event": "equivocated", "fragment": 0, "version": version, "by": "a"} for version in (0, 1)]
-    false += [
-        {"event": "round", "fragment": 0, "version": version, "fault": None, "agreement": {"a": -1.0}}
-        for version in (0, 1)
-    ]
-    for guest in guests:
-        write_tape(copy, guest, [json.dumps(event) for event in false])
-    told = {site.site: (site.rounds_against, site.rounds_equivocated) for site in look(store).sites}
-    assert told["a"] == (0, 0)
-    write_tape(copy, "b", [json.dumps(event) for event in false])  # a member's word of how offers stood does count
-    assert next(site for site in look(store).sites if site.site == "a").rounds_against == 2
-
-
-@pytest.mark.parametrize(("signer", "blamed"), [("a", ""), ("b", " of b")])
-def test_verify_names_a_site_for_a_second_offer_that_it_signed_itself(copy: Path, signer: str, blamed: str) -> None:
-    store = open_store(f"file://{copy}")
-    key = keys.offer(0, 1, "b")
-    second = Offer.from_bytes(store.get(key), key).model_copy(update={"tokens": 11})
-    store.put(key, signed(store, second, signer).to_bytes())
-    with closing(Verifier(store)) as verifier, pytest.raises(CorruptObject, match=f"{key}{blamed} isn't the offer"):
-        verifier.check(0)
 
 
 def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy: Path) -> None:

@@ -28,8 +28,6 @@ SITE = SiteStatus(
     bytes_down=44,
     rounds_clipped=51,
     least_clip=0.125,
-    rounds_against=52,
-    rounds_equivocated=53,
 )
 FRAGMENT = FragmentStatus(
     fragment=0, parameters=70_001, version=71, void=72, faulty=73, participation=0.74, open_offers=75, snapshots=(76,)
@@ -45,10 +43,8 @@ STATUS = RunStatus(
     rounds_done=84,
     rounds=85,
     closed=False,
-    reopened=86,
     signed=True,
     owner="ed25519:owner",
-    committer="c",
     quorum=87,
     contributing=88,
     live=89,
@@ -124,23 +120,14 @@ def test_what_was_bounded_stands_below_its_name():
         "site": "a",
         "clipped": "51",
         "at most to": "0.12",
-        "against the round": "52",
-        "put over by another": "53",
     }
 
 
 def test_the_lines_above_have_the_run_its_bytes_and_three_counts_of_sites():
     assert drawn(STATUS).splitlines()[:4] == [
         "run r in s3://bucket/runs/r, created by founder",
-        "going on, reopened 86 times: 84 of 85 rounds of each fragment; H 81, P 82, tau 83, codec int4; "
-        "keys, owner ed25519:owner; "
-        "c alone commits",
+        "going on: 84 of 85 rounds of each fragment; H 81, P 82, tau 83, codec int4; keys, owner ed25519:owner",
         "payloads 1.10 MB, merged parts 2.20 kB, stored masters 3.30 GB",
         "live 89, contributing 88, quorum 87",
     ]
-    assert (
-        drawn(replace(STATUS, reopened=1))
-        .splitlines()[1]
-        .startswith("going on, reopened once: 84 of 85 rounds of each fragment; ")
-    )
     assert drawn(STATUS).splitlines()[-2:] == ["refused 91: stands on another master", "problem: tape/a is no JSON"]

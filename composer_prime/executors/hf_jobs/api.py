@@ -15,8 +15,8 @@ from huggingface_hub import HfApi, JobHardwareInfo, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, JobNotFoundError, OfflineModeIsEnabled
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors.prices import Machine
 from composer_prime.executors.repeating import Busy, first_line, patiently, refusal
+from composer_prime.plan.prices import Machine
 
 NAMESPACE_VARIABLE = "COMPOSER_PRIME_HF_NAMESPACE"
 REQUEST_TIMEOUT_S = 30

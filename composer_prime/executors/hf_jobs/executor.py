@@ -25,10 +25,11 @@ from composer_prime.executors.base import (
     hides_secrets,
     refuse_placement,
 )
+from composer_prime.executors.choice import cheapest
 from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, REQUEST_TIMEOUT_S, JobsApi, flavor_of, place_of
 from composer_prime.executors.packages import UV_IMAGE
-from composer_prime.executors.prices import Machine, cheapest, listed, shipped
 from composer_prime.executors.unique_jobs import JobReport, UniqueJobs, told_exit_code
+from composer_prime.plan.prices import Machine, listed, shipped
 
 PLATFORM = "hf-jobs"
 CACHE_BUCKET = "composer-prime-caches"

@@ -5,7 +5,8 @@ All else the client or the service refuses when the function is deployed, before
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Price, Resources, check_names
-from composer_prime.executors.prices import Machine, fitting, listed, shipped
+from composer_prime.executors.choice import fitting
+from composer_prime.plan.prices import Machine, listed, shipped
 
 REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af")
 """With narrower ones in each, by modal.com/docs/guide/region-selection on 2026-11-22."""

@@ -14,11 +14,12 @@ from typing import Any
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, Price, hides_secrets, parse_name
-from composer_prime.executors.prices import Machine, fitting, listed, shipped
+from composer_prime.executors.choice import fitting
 from composer_prime.executors.repeating import Busy
 from composer_prime.executors.sky import task
 from composer_prime.executors.sky.api import SkyApi
 from composer_prime.executors.unique_jobs import JobReport, UniqueJobs
+from composer_prime.plan.prices import Machine, listed, shipped
 
 PLATFORM = "sky"
 WHERE = "SkyPilot (in its enabled clouds)"

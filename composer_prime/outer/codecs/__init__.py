@@ -5,14 +5,13 @@ A codec is a pure function of the vector: what must be remembered between rounds
 
 from composer_prime.errors import ConfigError
 from composer_prime.outer.codecs.base import Codec, SparseCodec, is_sparse
-from composer_prime.outer.codecs.e3m0 import E3m0Codec
 from composer_prime.outer.codecs.int4 import Int4Codec
 from composer_prime.outer.codecs.int8 import Int8Codec
 from composer_prime.outer.codecs.plain import Bf16Codec, Fp32Codec
 from composer_prime.outer.codecs.topk import TopkCodec
 
 CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (Fp32Codec(), Bf16Codec(), Int8Codec(), Int4Codec(), E3m0Codec(), TopkCodec())
+    codec.name: codec for codec in (Fp32Codec(), Bf16Codec(), Int8Codec(), Int4Codec(), TopkCodec())
 }
 
 

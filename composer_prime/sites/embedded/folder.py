@@ -28,10 +28,10 @@ MAY_DIFFER = (
     "inference.max_batch_size", "max_steps", "monitors",
 )  # fmt: skip
 """Settings that a resumed run or a joining site may change: they move files, ports, batching, not what is learned. How
-long an outer run goes on its bucket says (`composer-prime reopen`), and refuses a site that has it otherwise."""
+long an outer run goes on its bucket says, and refuses a site that has it otherwise."""
 
 PRIME_RL_MAY_DIFFER = (
-    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "site.exact_join_s", "sites", "ckpt",
+    "output_dir", "clean", "site.key_file", "site.name", "site.same_name", "sites", "ckpt",
     "prime_rl", "inference",
     "launch", "deployment", "slurm", "env_vars", "log", "monitors", "weight_broadcast", "rollout_transport",
     "orchestrator.concurrency", "orchestrator.model.client", "orchestrator.env_server_base_port", "orchestrator.log",

@@ -92,8 +92,7 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
     uri = run_uri(recipe)
     if uri is None or uri.startswith("memory://"):
         return
-    may_overwrite = recipe.outer is not None and recipe.outer.committer is not None
-    probe = partial(probe_store, site=site, may_overwrite=may_overwrite)
+    probe = partial(probe_store, site=site)
     store = open_store(uri, recipe.site.key_file)
     try:
         if isinstance(store, FileStore):
@@ -109,9 +108,7 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
             check_new_run(recipe, store)
         elif store.list(keys.manifest()):
             manifest, terms = find_manifest(store)[0], terms_of(recipe)
-            # What its owner said of rounds later counts, and the trainer reads it.
-            later = {"rounds": terms.rounds} if store.list(keys.reopenings_prefix()) else {}
-            if change := changed_terms(manifest.terms.model_copy(update=later), terms):
+            if change := changed_terms(manifest.terms, terms):
                 raise FingerprintMismatch(
                     f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
                     f"{another_run(manifest.run, uri)}"

@@ -17,8 +17,8 @@ class MasterVersion(Table):
     version: int = Field(ge=0)
     """Rounds behind it."""
 
-    sha256: str | None
-    """Of its weights and outer momentum; equal at all sites of a run. None: the site left before it was whole."""
+    sha256: str
+    """Of its weights and outer momentum; equal at all sites of a run."""
 
 
 class SiteResult(Table):

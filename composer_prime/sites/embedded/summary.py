@@ -195,4 +195,4 @@ def _number(value: float | None) -> float:
 
 
 def _named(master: Mapping[str, Any]) -> str:
-    return f"v{master['version']}:{(master['sha256'] or 'coarse')[:8]}"
+    return f"v{master['version']}:{master['sha256'][:8]}"

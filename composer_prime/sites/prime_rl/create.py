@@ -16,9 +16,9 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import open_store, race_store
-from composer_prime.store.base import Store
 from composer_prime.sync.creating import check_unused, create_run, present_weights
-from composer_prime.sync.founding import FoundingRecord, announce
+from composer_prime.sync.founding import FoundingRecord, announce, first_keys
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import terms_of
@@ -36,22 +36,22 @@ def create(recipe: RecipeBase, first_masters: FirstMasters = "auto", source: str
     """
     uri, terms = run_uri(recipe), terms_of(recipe)
     assert uri is not None and recipe.outer is not None  # `terms_of` has looked
-    outer, name = recipe.outer, recipe.run.name
+    outer, name, admitted = recipe.outer, recipe.run.name, first_keys(recipe, recipe.site.name)
     if source is not None and first_masters == "first-site":
         raise ConfigError("--from and --weights first-site exclude each other: the first masters are the other run's")
     with closing(open_store(uri)) as store:
         check_unused(store, terms)
-        check = race_store if outer.committer is None else _trusted
         if first_masters == "auto":
             first_masters = "now" if source is not None or _has_the_models_names(recipe) else "first-site"
         if first_masters == "first-site":
-            check(store)
-            announce(store, FoundingRecord(run=name, terms=terms, owner=outer.owner, keys=dict(outer.keys)))
+            race_store(store)
+            announce(store, FoundingRecord(run=name, terms=terms, owner=outer.owner, keys=admitted))
             return f"announced run {name} in {uri}: its first site founds it with the weights that it has loaded"
-        weights = _checkpoint(recipe) if source is None else _masters(source)
+        weights, parent = (_checkpoint(recipe), None) if source is None else _masters(source)
         runtime = ThreadRuntime()
         try:
-            create_run(store, terms, name, weights, Founding(outer.owner, outer.keys, check), runtime)
+            founding = Founding(outer.owner, admitted, race_store, parent=parent)
+            create_run(store, terms, name, weights, founding, runtime)
         finally:
             runtime.close()
     origin = recipe.model.name if source is None else f"the present masters of {source}"
@@ -72,11 +72,7 @@ def _checkpoint(recipe: RecipeBase) -> dict[str, Tensor]:
     return dict(trainable(load_policy(folder).named_parameters()))
 
 
-def _masters(source: str) -> dict[str, Tensor]:
+def _masters(source: str) -> tuple[dict[str, Tensor], str]:
+    """The present weights of a run, and its manifest's sha256."""
     with closing(open_store(source)) as store:
-        return dict(present_weights(store))
-
-
-def _trusted(store: Store) -> None:
-    """A store that lets two writers win is in order where one site alone commits."""
-    del store
+        return present_weights(store), find_manifest(store)[1]

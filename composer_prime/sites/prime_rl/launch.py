@@ -28,7 +28,7 @@ from composer_prime.sites.prime_rl.placement import Placement, place_sites
 from composer_prime.sites.prime_rl.result import RunEnd
 from composer_prime.sites.prime_rl.toml import DIALECTS, RUN_FOLDER, Data, SiteFiles, render
 from composer_prime.store import keys, open_store
-from composer_prime.sync.founding import FoundingRecord, announce
+from composer_prime.sync.founding import FoundingRecord, announce, first_keys
 from composer_prime.sync.terms import terms_of
 from composer_prime.waiting import Waiting, read_waiting
 
@@ -75,7 +75,7 @@ def run_local(recipe: PrimeRecipe, resume: bool, *, dry_run: bool = False, say: 
     if not dry_run:
         claim, _ = check(recipe, recipe.site_names, resume)
         claim.take()
-        found_run(recipe)
+        found_run(recipe, recipe.site_names[0])
     return _run(prepared, installation, dry_run, say)
 
 
@@ -96,13 +96,13 @@ def run_site(
     prepared = _prepare(recipe, {keys.check_site_name(site): Placement()}, installation, resume, dry_run)
     if not dry_run:
         claim, _ = check(recipe, (site,), resume, joins=True)
-        found_run(recipe)
+        found_run(recipe, site)
         claim.take()
     return _run(prepared, installation, dry_run, say, continuing)
 
 
-def found_run(recipe: PrimeRecipe) -> None:
-    """See to it that the bucket holds the recipe's run, or the word of what it shall be.
+def found_run(recipe: PrimeRecipe, site: str) -> None:
+    """See to it that the bucket holds the recipe's run, or the word of what it shall be, in which `site` is admitted.
 
     Raises FingerprintMismatch or BadInput when it holds another run, StoreUnusable when it can't be used.
     """
@@ -111,8 +111,8 @@ def found_run(recipe: PrimeRecipe) -> None:
         return
     with closing(open_store(uri, recipe.site.key_file)) as store:
         if not store.list(keys.manifest()):
-            owner, admitted = recipe.outer.owner, dict(recipe.outer.keys)
-            announce(store, FoundingRecord(run=recipe.run.name, terms=terms_of(recipe), owner=owner, keys=admitted))
+            owner, first = recipe.outer.owner, first_keys(recipe, site)
+            announce(store, FoundingRecord(run=recipe.run.name, terms=terms_of(recipe), owner=owner, keys=first))
 
 
 def _prepare(

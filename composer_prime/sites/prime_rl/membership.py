@@ -6,9 +6,9 @@ rank alone knows the bucket.
 
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
-from composer_prime.outer.fragments import NamedShape, plan_fragments
+from composer_prime.outer.fragments import NamedShape
+from composer_prime.plan.memory import check_memory
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.intact import damage, sums_line
-from composer_prime.sites.memory import check_memory
 from composer_prime.sites.prime_rl import checkpoints
 from composer_prime.sites.prime_rl.result import RESULT, STEPS_LEFT
 from composer_prime.sites.prime_rl.saying import naming_what_is_missing
@@ -28,16 +28,17 @@ from composer_prime.sites.prime_rl.settings import KEY, OUTER, SITE, HookSetting
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
 from composer_prime.store.file import sync_folder
-from composer_prime.store.throttled import throttle
+from composer_prime.store.metered import throttle
 from composer_prime.sync.entering import SiteIdentity
 from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
 from composer_prime.sync.journal import FileJournal
 from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
 from composer_prime.sync.records import Manifest
+from composer_prime.sync.report import OuterReport
 from composer_prime.sync.run import load_run
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.sync.site_clock import OuterLoop, OuterReport
+from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import Terms
 from composer_prime.waiting import Waits
@@ -136,8 +137,8 @@ class Membership:
         if not resumed:
             self._loop.close()
             raise ConfigError(
-                f"the run at {self._leading.settings.uri} has ended, no site can join it: reopen it with "
-                "`composer-prime reopen`, or start another from its masters with `composer-prime create RECIPE --from`"
+                f"the run at {self._leading.settings.uri} has ended, no site can join it: start another "
+                "run from its masters with `composer-prime create RECIPE --from`"
             )
         self._end(steps_left=True)
 
@@ -189,8 +190,7 @@ class _Leading:
                 f"the run at {told.uri} admits keys, and site {told.site} has none: set {KEY} to its key file, which "
                 "`composer-prime keygen` makes"
             )
-        fragments = plan_fragments(self._shapes, terms.fragments)
-        check_memory([fragment.numel for fragment in fragments], momentum=terms.has_momentum)
+        check_memory(terms, sum(math.prod(shape) for _, shape in self._shapes))
         outer = OuterLoop(
             store,
             terms,
@@ -216,9 +216,7 @@ class _Leading:
                     f"{self.settings.uri} holds no run: write it there with `composer-prime create RECIPE`, or correct "
                     f"{OUTER}, which names the run's own folder in the bucket"
                 ) from None
-            founding = Founding(announced.owner, announced.keys)
-            if announced.terms.committer is None:
-                founding = replace(founding, check=race_store)
+            founding = Founding(announced.owner, announced.keys, race_store)
             return founding, announced.run, announced.terms, announced.owner is not None or bool(announced.keys)
         manifest = found.manifest
         check_founded(manifest, announced)

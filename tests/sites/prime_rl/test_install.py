@@ -16,9 +16,8 @@ from composer_prime.sites.prime_rl import membership, outer, settings, versions
 from composer_prime.sites.prime_rl.outer import steps
 from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
-from composer_prime.store.throttled import ThrottledStore
+from composer_prime.store.metered import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
-from composer_prime.sync.site_clock import OuterLoop
 from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.store.meeting import Meeting
 from tests.sync.harness import HandSite, make_net, make_terms
@@ -186,31 +185,18 @@ def test_limits_of_the_link_hold_for_the_trainers_store(
     assert type(leading._store) is kind
 
 
-def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win_unless_one_site_commits(
+def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership.dist, "get_rank", lambda: 0)
-
-    def announced_in(bucket: Meeting, committer: str | None) -> OuterLoop:
-        monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
-        announce(bucket, FoundingRecord(run="run", terms=make_terms(committer=committer)))
-        told = settings.HookSettings(bucket.uri, "a", None)
-        return membership._Leading(told, tmp_path / "a", None, SHAPES).open()
-
-    refused, trusted = (Meeting(secrets.token_hex(8), num_meeting=2) for _ in range(2))
+    bucket = Meeting(secrets.token_hex(8), num_meeting=2)
+    monkeypatch.setattr(membership, "open_store", lambda uri, key_file: bucket)
+    announce(bucket, FoundingRecord(run="run", terms=make_terms()))
+    told = settings.HookSettings(bucket.uri, "a", None)
+    outer = membership._Leading(told, tmp_path / "a", None, SHAPES).open()
     with pytest.raises(StoreUnusable, match=r"of 20 races of 16 writers, .*had [23] winners"):
-        announced_in(refused, committer=None).join(make_net().named_parameters())
-    assert refused.list("") == [keys.founding()]
-    outer = announced_in(trusted, committer="a")
-    outer.join(make_net().named_parameters())
-    outer.close()
-    assert keys.manifest() in trusted.list("")
-
-
-def test_in_a_trainer_that_is_said_in_one_line(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        trainer({"COMPOSER_PRIME_SITE": "x"})
-    assert ended.value.code == 2 and "COMPOSER_PRIME_SITE is set (x)" in line(capsys)
+        outer.join(make_net().named_parameters())
+    assert bucket.list("") == [keys.founding()]
 
 
 def test_outside_a_trainer_an_outer_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,41 +217,34 @@ def test_in_a_trainer_that_makes_its_loss_elsewhere_a_run_is_refused_in_one_line
     assert "no_outer_run: this trainer trains alone" in caplog.text
 
 
-def test_full_offload_is_refused_with_what_to_use_instead(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+OFFLOADED = {"model": SimpleNamespace(full_offload=True)}
+
+
+@pytest.mark.parametrize(
+    ("environ", "changes", "lacks", "said"),
+    [
+        ({"COMPOSER_PRIME_SITE": "x"}, {}, "", ["COMPOSER_PRIME_SITE is set (x)"]),
+        (OUTER | {"COMPOSER_PRIME_SITE": "Run 1"}, {}, "", ["COMPOSER_PRIME_SITE", "'Run 1'"]),
+        ({settings.OUTER: "/nowhere"}, {}, "", ["COMPOSER_PRIME_SITE, or trainer.loss.kwargs.site, must be set"]),
+        (OUTER, {"max_concurrent_runs": 3}, "", ["max_concurrent_runs (3) must be 1"]),
+        (OUTER, OFFLOADED, "", ["full_offload must be off", "optim_cpu_offload"]),
+        (OUTER, {}, "DataLoader", ["lacks DataLoader(dp_world_size), DataLoader.get_batch", versions.TESTED]),
+        (OUTER, {}, "LossOutputs", ["lacks LossOutputs(loss, metrics)"]),
+    ],
+    ids=["no store", "a site's name", "no site's name", "several runs", "full offload", "a name", "a loss's outputs"],
+)
+def test_what_a_trainer_can_t_do_is_refused_in_one_line_and_nothing_is_wrapped(
+    environ: dict[str, str], changes: dict[str, Any], lacks: str, said: list[str], trainer: Any, capsys, monkeypatch
+) -> None:
     given = names()
+    given.pop(lacks, None)
+    if lacks == "LossOutputs":
+        monkeypatch.delattr(sys.modules["prime_rl.trainer.rl.loss"], lacks)
     with pytest.raises(SystemExit) as ended:
-        trainer(OUTER, given, model=SimpleNamespace(full_offload=True))
-    assert ended.value.code == 2
-    assert "full_offload must be off" in (said := line(capsys)) and "optim_cpu_offload" in said
+        trainer(environ, given, **changes)
+    printed = line(capsys)
+    assert ended.value.code == 2 and all(words in printed for words in said)
     assert given["setup_optimizer"].__name__ == "<lambda>"
-
-
-def test_several_runs_in_one_trainer_are_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        trainer(OUTER, max_concurrent_runs=3)
-    assert "max_concurrent_runs (3) must be 1" in line(capsys)
-
-
-def test_a_site_name_that_no_bucket_takes_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        trainer(OUTER | {"COMPOSER_PRIME_SITE": "Run 1"})
-    assert "COMPOSER_PRIME_SITE" in (said := line(capsys)) and "'Run 1'" in said
-
-
-def test_a_site_without_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        trainer({"COMPOSER_PRIME_OUTER": "/nowhere"})
-    assert "COMPOSER_PRIME_SITE, or trainer.loss.kwargs.site, must be set" in line(capsys)
-
-
-def test_a_trainer_that_lacks_a_name_is_refused(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    given = names()
-    del given["DataLoader"]
-    with pytest.raises(SystemExit) as ended:
-        trainer(OUTER, given)
-    assert ended.value.code == 2
-    assert "lacks DataLoader(dp_world_size), DataLoader.get_batch" in (said := line(capsys))
-    assert versions.TESTED in said
 
 
 def test_a_trainer_without_fake_data_is_wrapped(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,15 +267,6 @@ def test_a_loss_may_return_more_but_need_not(
     if not needed:
         trainer(OUTER)
         return
-    with pytest.raises(SystemExit):
-        trainer(OUTER)
-    assert "lacks LossOutputs(loss, metrics)" in line(capsys)
-
-
-def test_a_loss_without_a_record_of_its_outputs_is_refused_by_name(
-    trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delattr(sys.modules["prime_rl.trainer.rl.loss"], "LossOutputs")
     with pytest.raises(SystemExit):
         trainer(OUTER)
     assert "lacks LossOutputs(loss, metrics)" in line(capsys)

@@ -16,7 +16,7 @@ from tests.sites.prime_rl.standin_runs import Trainer, site
 
 pytestmark = pytest.mark.slow
 
-ADDED = ("botocore", "zstandard")
+ADDED = ("obstore", "zstandard")
 LOCKS = sorted(Path(__file__).with_name("locked").glob("*.txt"))
 
 
@@ -39,7 +39,7 @@ def test_the_loss_needs_nothing_that_upstreams_lock_lacks(names: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("uri", "keyed", "missing"),
-    [("", False, "zstandard"), ("s3://bucket/run", False, "botocore"), ("", True, "cryptography")],
+    [("", False, "zstandard"), ("s3://bucket/run", False, "obstore"), ("", True, "cryptography")],
 )
 def test_a_package_that_an_outer_run_lacks_is_one_line_with_the_command(
     uri: str, keyed: bool, missing: str, tmp_path: Path

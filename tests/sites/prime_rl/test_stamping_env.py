@@ -202,20 +202,20 @@ def test_a_hint_stands_before_the_call_that_failed_and_the_first_policy_is_asked
     assert not any(one.is_taught for one in read_episode(fine).branches)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_policy_of_the_moment_is_asked_where_the_recipe_says_that_it_knows(play: Play, models: Models) -> None:
-    failed, _ = play({"id": "failing-tool"}, hints={"teacher": "live", "allow_live": True})
-    assert_said(told(sampled_node(failed))[1], models.policy, *hinted(failed, HINT))
-
-
-def test_the_average_beside_the_policy_is_asked_where_the_recipe_says_so(play: Play, models: Models) -> None:
-    failed, _ = play({"id": "failing-tool"}, hints={"teacher": "ema", "ema_decay": 0.9})
-    assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
-
-
-def test_a_server_of_its_own_is_asked_where_the_recipe_names_one(play: Play, models: Models) -> None:
-    url = f"http://127.0.0.1:{models.teacher_port}"
-    failed, _ = play({"id": "failing-tool"}, hints={"base_url": url})
-    assert_said(told(sampled_node(failed))[1], models.teacher, *hinted(failed, HINT))
+@pytest.mark.parametrize(
+    ("hints", "asked"),
+    [
+        ({"teacher": "live", "allow_live": True}, "policy"),
+        ({"teacher": "ema", "ema_decay": 0.9}, "teacher"),
+        ({"base_url": "http://127.0.0.1:{teacher_port}"}, "teacher"),
+    ],
+    ids=["the policy of the moment", "the average beside it", "a server of its own"],
+)
+def test_whom_the_recipe_names_is_asked_for_hints(play: Play, models: Models, hints: Any, asked: str) -> None:
+    if "base_url" in hints:
+        hints = {"base_url": hints["base_url"].format(teacher_port=models.teacher_port)}
+    failed, _ = play({"id": "failing-tool"}, hints=hints)
+    assert_said(told(sampled_node(failed))[1], getattr(models, asked), *hinted(failed, HINT))
 
 
 @pytest.mark.parametrize("is_same", [True, False])
