@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from os import environ
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
@@ -67,6 +68,7 @@ class RemoteStore(Backend):
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._made: Client = None
+        self._connecting = Lock()
         self._reached = False
 
     @abstractmethod
@@ -117,8 +119,9 @@ class RemoteStore(Backend):
             nonlocal num_refused
             client = self._made
             try:
-                if client is None:  # of two threads that make one, both are sound
-                    client = self._made = self._connect()
+                if client is None:
+                    with self._connecting:  # of two clients one would never be closed
+                        client = self._made = self._made or self._connect()
                 return attempt(client, left_s)
             except self._failures as error:
                 if self._verdict(error) is Verdict.REFUSED:

@@ -135,7 +135,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
         else:
             parts = self.server.uploads.pop(query["uploadId"])
             self.server.objects[self.path.partition("?")[0]] = b"".join(parts[number] for number in sorted(parts))
-            self._answer(200, b"<CompleteMultipartUploadResult/>")
+            self._answer(200, b"<CompleteMultipartUploadResult><ETag>etag</ETag></CompleteMultipartUploadResult>")
 
     def do_DELETE(self) -> None:
         """Drop an upload's parts."""

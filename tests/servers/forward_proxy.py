@@ -34,14 +34,20 @@ def forward_proxy(places: Mapping[str, str] | None = None) -> Iterator[ForwardPr
         def do_CONNECT(self) -> None:
             proxy.passed.append(f"CONNECT {self.path}")
             host, _, port = self.path.rpartition(":")
-            with socket.create_connection((known.get(host, host), int(port))) as upstream:
+            self.close_connection = True
+            try:
+                upstream = socket.create_connection((known.get(host, host), int(port)))
+            except OSError:
+                self.send_response_only(502)
+                self.end_headers()
+                return
+            with upstream:
                 self.send_response_only(200)
                 self.end_headers()
                 back = threading.Thread(target=relay, args=(upstream, self.connection))
                 back.start()
                 relay(self.connection, upstream)
                 back.join()
-            self.close_connection = True
 
         def pass_on(self) -> None:
             proxy.passed.append(f"{self.command} {self.path}")

@@ -11,14 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from composer_prime.store import open_store
 from composer_prime.store import remote as store_remote
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.invitation import Invitation, write_invitation
 from tests.servers import S3Server
+from tests.servers.forward_proxy import forward_proxy
 from tests.servers.in_thread import serving_handler
 from tests.servers.weed import free_ports
 from tests.volunteers.owned_run import CONSENT, OwnedRun, signed
@@ -54,9 +53,11 @@ def recorder(moto: S3Server) -> Iterator[Recorder]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             found.came.append(f"{self.command} {self.path}\n{self.headers}\n{body.decode(errors='replace')}")
             if found.refuses:
+                said_no = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
                 self.send_response_only(403)
-                self.send_header("Content-Length", "0")
+                self.send_header("Content-Length", str(len(said_no)))
                 self.end_headers()
+                self.wfile.write(said_no)
                 return
             connection = HTTPConnection(behind.hostname or "", behind.port, timeout=30)
             open_to_all = {"Authorization": "AWS4-HMAC-SHA256 Credential=any/20300101/us-east-1/s3/aws4_request"}
@@ -251,24 +252,21 @@ def test_a_bucket_that_takes_nobody_without_keys_is_refused_in_a_line_that_says_
 
 
 def test_no_token_is_fetched_for_a_bucket_at_google(
-    cli, remote: OwnedRun, recorder: Recorder, volunteer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli, remote: OwnedRun, recorder: Recorder, volunteer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    private = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    account = {"type": "service_account", "client_email": f"{PLANTED}@example.org", "token_uri": recorder.url}
-    (tmp_path / "account").write_text(json.dumps({**account, "private_key": private.decode(), "project_id": "p"}))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account"))
+    user = {"type": "authorized_user", "client_id": PLANTED, "client_secret": PLANTED, "refresh_token": PLANTED}
+    (volunteer / ".config/gcloud/application_default_credentials.json").write_text(json.dumps(user))
     monkeypatch.delenv("NO_PROXY")
-    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{free_ports(1)[0]}")  # nobody gets as far as Google
     monkeypatch.setattr(store_remote, "FIRST_CONTACT_S", 0.1)
     rewrite(remote, signed(remote, foreign(remote, recorder), uri="gs://bucket/run", environment={}))
-    recorder.refuses = True
     command = ("contribution", remote.file(), "--allow-local")
-    refused(cli(*command), "gs://bucket/run")
-    assert recorder.came == []
-    cli(*command, "--use-my-aws")
-    assert recorder.came, "a token is asked for where one's own credentials may be used"
+    nowhere = dict.fromkeys(("storage.googleapis.com", "accounts.google.com"), "127.0.0.2")
+    with forward_proxy(nowhere) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        refused(cli(*command), "gs://bucket/run")
+        assert set(proxy.passed) == {"CONNECT storage.googleapis.com:443"}
+        cli(*command, "--use-my-aws")
+        assert "CONNECT accounts.google.com:443" in proxy.passed, "where one's own credentials may be used"
 
 
 @pytest.mark.parametrize("uri", ["s3", "gateway"])
