@@ -241,6 +241,8 @@ class Courier:
         side_by_side(self._runtime, "outer-catch-up", [partial(self._read_on, replica) for replica in self._replicas])
         if not any(replica.closing is not None for replica in self._replicas):
             self.follow()
+        for replica in self._replicas:
+            replica.entered_at = replica.version
         with self.changed:
             self._overtaken.clear()
 

@@ -83,6 +83,8 @@ class Replica:
         self.coding = run.codings[fragment]
         self.history = History.empty(run.terms)
         self.merger = Merger(store, runtime, roster, self.coding, run.terms, site)
+        self.entered_at = -1
+        """The version that the log led to when this process entered."""
         self.closing: Closing | None = None
         """The open round's commit, once it is there, until its merge is complete."""
         self._looked: bytes | None = None
@@ -242,7 +244,8 @@ class Replica:
         theirs   the base hashes that the other sites' offers of the open round name
         """
         ours = self.master.sha256
-        if is_odd_one_out(ours, theirs):
+        own_voice = [ours] if self.version == self.entered_at else []  # made anew: one other's word isn't enough
+        if is_odd_one_out(ours, [*theirs, *own_voice]):
             others = ", ".join(sorted({sha[:16] for sha in theirs}))
             raise MasterMismatch(
                 f"fragment {self.fragment} version {self.version}: our master is {ours[:16]}, the others' offers stand "

@@ -175,7 +175,7 @@ class SiteProcess:
         except Superseded:
             end = "superseded"
         except MasterMismatch as error:
-            if not self.flipped:
+            if not self.world.flipped_bits:
                 self.world.invariants.failed(self, error)
         except Exception as error:
             self.world.invariants.failed(self, error)
@@ -185,7 +185,7 @@ class SiteProcess:
         self.state = end
         if end == "finished":
             self.world.invariants.finished(self)
-        if end == "failed" and self.flipped:
+        if end == "failed" and self.world.flipped_bits:
             self.world.start_again(self)
         self.world.look_for_end()
 
