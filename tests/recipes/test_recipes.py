@@ -73,7 +73,7 @@ def test_a_recipe_is_planned_from_the_published_shapes(path: Path, tmp_path: Pat
     assert f"{sum(int(row[1].replace(',', '')) for row in fragments):,}" == total
     assert any(line.split()[:2] == ["all", total] for line in lines)
     assert sum(line.endswith("<- outer.codec") for line in lines) == 1
-    (memory,) = re.findall(r"and (.+) as the run ends", "\n".join(lines))
+    (memory,) = re.findall(r"; (.+) of the host beside PRIME-RL's own", "\n".join(lines))
     assert f"{memory} of host memory for the outer loop" in path.read_text().replace("\n# ", " ")
     num_sites = max(2, written.sites.count, len(written.sites.overrides))
     assert any(line.endswith(f"per round and site, {num_sites} sites:") for line in lines)
