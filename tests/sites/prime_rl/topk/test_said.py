@@ -11,7 +11,7 @@ import pytest
 from composer_prime.config.distill import DistillConfig, Schedule
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl.settings import DISTILL, distill_settings
-from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import VERSIONS, SiteFiles, render
 from tests.sites.prime_rl.recipes import prime_recipe
 
 TABLE: dict[str, Any] = {"hint_tau": 0.5, "replay_tau": {"start": 0, "end": 1, "steps": 10}, "divergence": "jsd"}
@@ -41,7 +41,7 @@ def asking(*sources: dict[str, Any], **trainer: Any) -> dict[str, Any]:
     return {"orchestrator": orchestrator(*sources), "trainer": trainer}
 
 
-@pytest.mark.parametrize("version", DIALECTS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("outer", [{"inner_steps": 10, "fragments": 2}, None])
 def test_the_recipes_table_reaches_the_trainer_and_not_upstreams_own_keys(version: str, outer: Any) -> None:
     trainer = rendered(version, trainer={"distill": TABLE}, outer=outer)["trainer"]
