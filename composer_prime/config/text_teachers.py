@@ -124,17 +124,6 @@ class TextTeacher(Table):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _ask_for_what_is_missing(cls, data: object) -> object:
-        for key, field in cls.model_fields.items():
-            if isinstance(data, dict) and field.is_required() and key not in data:
-                remedy = "add it"
-                if key.startswith("usd_"):
-                    remedy = "prices aren't guessed, so look it up with the provider; 0 is for a model of your own"
-                raise ValueError(f"teacher {data.get('name', '(without a name)')} has no {key}: {remedy}")
-        return data
-
 
 class TextTeachers(Table):
     """The whole file."""
