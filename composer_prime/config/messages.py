@@ -81,7 +81,7 @@ def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
     if kind == "missing":
         return f"{name} is missing: add it"
     if kind == "value_error":
-        return str(mistake["ctx"]["error"])
+        return str(mistake.get("ctx", {})["error"])
     shown = value if isinstance(value, str) else json.dumps(value, default=str)
     wanted = (
         re.sub(r"^\w+ should", "must", mistake["msg"]).replace("an object", "a table").replace("valid array", "list")

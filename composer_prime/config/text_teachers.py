@@ -4,12 +4,12 @@ Prices are part of it, because dollars are reserved before a request is sent: a 
 """
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from composer_prime.config.load import read_file
 from composer_prime.config.messages import describe
 from composer_prime.config.table import Table
 from composer_prime.config.teachers import check_name, check_url
@@ -151,14 +151,7 @@ class TextTeachers(Table):
 
 def load_text_teachers(path: Path) -> tuple[TextTeacher, ...]:
     """The teachers of a file, one at least. Raises ConfigError, one line."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"teachers' file ({path}) doesn't exist: write [[teachers]] tables into it") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"teachers' file ({path}) isn't TOML: {error}: correct it") from None
-    if not data.get("teachers"):
-        raise ConfigError(f"teachers' file ({path}) names no teacher: add a [[teachers]] table")
+    data = read_file(path, "teachers' file")
     try:
         return TextTeachers.model_validate_json(json.dumps(data, default=str), strict=True).teachers
     except ValidationError as error:

@@ -129,8 +129,9 @@ def test_streams_that_the_named_version_can_not_carry_are_refused_in_one_line(
 
 @pytest.mark.parametrize("version", ["auto", "0.8.0", COMMIT])
 def test_what_is_wrong_for_every_version_is_said_as_it_is(version: str) -> None:
-    with pytest.raises(BadInput, match=r"source hinted: env.hints needs \[trainer.distill\] with top_k") as refused:
-        prime_packages(orchestrator=sources(HINTS), prime_rl={"version": version})
+    trainer = {"distill": {"divergence": "taid"}}
+    with pytest.raises(BadInput, match=r"\[trainer.distill\] divergence") as refused:
+        prime_packages(trainer=trainer, prime_rl={"version": version})
     assert "prime_rl.version" not in str(refused.value)
 
 

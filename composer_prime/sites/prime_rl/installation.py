@@ -37,15 +37,10 @@ def find_installation(settings: PrimeRlConfig) -> Installation:
         )
     version = settings.version
     if version == "auto":
-        version = _ask(_interpreter(Path(found), settings.command))
+        # The entrypoint's Python lies beside it, or a runner such as uv finds it.
+        beside = str(Path(found).resolve().parent / "python")
+        version = _ask([*settings.command[:-1], "python"] if rest else [beside])
     return Installation((found, *rest), version)
-
-
-def _interpreter(entrypoint: Path, command: tuple[str, ...]) -> list[str]:
-    """The command of the Python that the entrypoint belongs to: it lies beside it, or a runner finds it."""
-    if len(command) > 1:
-        return [*command[:-1], "python"]
-    return [str(entrypoint.resolve().parent / "python")]
 
 
 def _ask(python: list[str]) -> str:

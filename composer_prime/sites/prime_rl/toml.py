@@ -11,7 +11,6 @@ from typing import Any
 from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS, PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
-from composer_prime.config.teachers import NO_AVERAGE_SERVER, NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.prime_rl import settings
@@ -158,7 +157,7 @@ def _distil(data: Data) -> None:
     """Say `[trainer.distill]`, which PRIME-RL hasn't got, to the trainer and to the sources that teachers stamp.
 
     Without the table, or at its top_k = 0, no distributions are asked for, and the trainer is told nothing. Raises
-    ConfigError.
+    ConfigError for what the environment, which PRIME-RL reads first of all, can't see by itself.
     """
     table = _take(data, "trainer.distill", None)
     config = None if table is None else settings.check_distill(table)
@@ -167,8 +166,14 @@ def _distil(data: Data) -> None:
     num_sources = max(len(_sources(data, "train.source")), 1)
     batch = (_get(data, "orchestrator.batch_size") or 0) // num_sources
     for source in sources:
-        _stamp(source, top_k)
-        source["env"] = {"rollouts": data["max_steps"] * batch, "batch": batch} | source["env"]
+        own = source["env"].get("top_k", top_k)
+        if own != top_k:
+            raise ConfigError(
+                f"orchestrator.train.source {source.get('name')}: env.top_k ({own}) must be trainer.distill.top_k "
+                f"({top_k}), which all sources and the trainer share: drop it, and set that"
+            )
+        size = {"rollouts": data["max_steps"] * batch, "batch": batch}
+        source["env"] = size | source["env"] | ({"top_k": top_k} if top_k else {})
     if config is None or not top_k:
         return
     widths = {str(source.get("name")): _num_streams(source["env"]) for source in sources}
@@ -196,29 +201,6 @@ def _distil(data: Data) -> None:
             "it off, or drop [trainer.distill]"
         )
     _put(data, f"trainer.env_vars.{settings.DISTILL}", config.model_dump_json())
-
-
-def _stamp(source: Data, top_k: int) -> None:
-    """Let a source that teachers stamp carry `top_k` candidates a token. Raises ConfigError for what it can't mean."""
-    env, place = source["env"], f"orchestrator.train.source {source.get('name')}"
-    own, hints = env.get("top_k", top_k), env.get("hints")
-    if own != top_k:
-        raise ConfigError(
-            f"{place}: env.top_k ({own}) must be trainer.distill.top_k ({top_k}), which all sources and the trainer "
-            "share: drop it, and set that"
-        )
-    if hints is not None and not top_k:
-        raise ConfigError(
-            f"{place}: env.hints needs [trainer.distill] with top_k of at least 1: add the table, or drop env.hints"
-        )
-    if isinstance(hints, dict) and hints.get("teacher") == "ema":
-        raise ConfigError(f"{place}: {NO_AVERAGE_SERVER}")
-    if isinstance(hints, dict) and hints.get("teacher", "frozen") == "frozen" and not hints.get("base_url"):
-        raise ConfigError(f"{place}: {NO_FROZEN_SERVER}")
-    if top_k and env.get("stamp_ref_kl"):
-        raise ConfigError(f"{place}: {REF_KL_IS_SAMPLED}")
-    if top_k:
-        env["top_k"] = top_k
 
 
 def _bound_pairs(data: Data) -> None:

@@ -141,7 +141,7 @@ def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
         yield f"{name}.get_batch", hasattr(loader, "get_batch")
     for name in ("save", "load", "get_ckpt_path"):
         yield f"CheckpointManager.{name}(step)", _takes(getattr(checkpoint_manager(), name, None), "step")
-    yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*_fields("LossInputs")}
+    yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*record_fields("LossInputs")}
     yield "LossOutputs(loss, metrics)", _is_made_of("LossOutputs", {"loss", "metrics"})
     monitors = sys.modules.get(upstream.monitors)
     if upstream.run_folders:
@@ -160,8 +160,8 @@ def _takes(function: Any, parameter: str) -> bool:
     return callable(function) and parameter in inspect.signature(function).parameters
 
 
-def _fields(record: str) -> list[str]:
-    """The fields of a record of upstream's losses; none where there is no such record."""
+def record_fields(record: str) -> list[str]:
+    """The fields of a record of upstream's losses; none where there is no such record, or no PRIME-RL."""
     found = getattr(sys.modules.get(LOSS_MODULE), record, None)
     return [field.name for field in fields(found)] if is_dataclass(found) else []
 
@@ -172,12 +172,7 @@ def _is_made_of(record: str, given: set[str]) -> bool:
     if not is_dataclass(found):
         return False
     needed = {field.name for field in fields(found) if {field.default, field.default_factory} == {MISSING}}
-    return needed <= given <= {*_fields(record)}
-
-
-def loss_input_fields() -> list[str]:
-    """What a loss is given by the PRIME-RL that runs in this process; nothing where none does."""
-    return _fields("LossInputs")
+    return needed <= given <= {*record_fields(record)}
 
 
 def progress_of(frame: FrameType) -> Any:
