@@ -43,10 +43,10 @@ def read_data(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """What the files and overrides spell together, not yet checked."""
     data: dict[str, Any] = {}
     if path is not None:
-        _merge(data, _read_toml(path))
+        _merge(data, read_file(path))
     files, settings = _split(list(overrides))
     for keys, file in files:
-        _merge(data, _nest(keys, _read_toml(file)))
+        _merge(data, _nest(keys, read_file(file)))
     for keys, value in settings:
         data = _assigned(data, keys, value, ".".join(keys))
     return data
@@ -82,17 +82,17 @@ def parse_value(text: str) -> Any:
     return value if plain and len(parsed) == 1 else text
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_file(path: Path, what: str = "recipe") -> dict[str, Any]:
+    """The data of a TOML file. Raises ConfigError, which calls it by `what` it is."""
     try:
         return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"recipe ({path}) doesn't exist: check the path, or take one from the clone's recipes/"
-        ) from None
+        there = ", or take one from the clone's recipes/" if what == "recipe" else ""
+        raise ConfigError(f"{what} ({path}) doesn't exist: check the path{there}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe ({path}) can't be read: {error}: give a TOML file") from None
+        raise ConfigError(f"{what} ({path}) can't be read: {error}: give a TOML file") from None
     except ValueError as error:
-        raise ConfigError(f"recipe ({path}) isn't TOML: {error}: correct that line") from None
+        raise ConfigError(f"{what} ({path}) isn't TOML: {error}: correct that line") from None
 
 
 def _split(tokens: list[str]) -> tuple[list[tuple[Keys, Path]], list[tuple[Keys, Any]]]:

@@ -1,10 +1,11 @@
 """Says in one line what is wrong with a recipe: the setting's full name, its value, the limit, the remedy.
 
-pydantic finds the mistakes; here its records become sentences, and an unknown key gets the nearest known one.
+pydantic finds the mistakes and names the limits; here a remedy is added, and an unknown key gets the nearest known one.
 """
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,23 +13,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-_BOUNDS = {
-    "greater_than": ("gt", "must be greater than", "raise it"),
-    "greater_than_equal": ("ge", "must be at least", "raise it"),
-    "less_than": ("lt", "must be less than", "lower it"),
-    "less_than_equal": ("le", "must be at most", "lower it"),
+_REMEDIES = {
+    "greater_than": "raise it",
+    "greater_than_equal": "raise it",
+    "less_than": "lower it",
+    "less_than_equal": "lower it",
+    "literal_error": "choose one of them",
+    "bool_type": "write true or false",
+    "string_type": "put it in quotes",
+    "model_type": "write its keys below [its name]",
 }
-_KINDS = {
-    "int": ("a whole number", "give one, such as 8"),
-    "float": ("a number", "give one, such as 0.5"),
-    "bool": ("true or false", "write it without quotes"),
-    "string": ("text", "put it in quotes"),
-    "path": ("a path", "put it in quotes"),
-    "dict": ("a table", "write { key = value } or a [table]"),
-    "tuple": ("a list of tables", "write each as [[table]]"),
-    "model": ("a table", "write its keys below [its name]"),
-    "finite": ("finite", "give a number such as 0.5"),
-}
+"""By pydantic's name of a mistake; any other is to be corrected."""
 
 GONE = {
     "outer.committer": "every site may close rounds, and a store that lets two writers win is refused: remove it",
@@ -78,35 +73,20 @@ def known_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def _sentence(model: type[BaseModel], mistake: ErrorDetails) -> str:
     kind, loc, value = mistake["type"], mistake["loc"], mistake["input"]
-    name, context = dotted(loc), mistake.get("ctx", {})
+    name = dotted(loc)
     if kind == "extra_forbidden" and name in GONE:
         return f"{name} is no key any more: {GONE[name]}"
     if kind == "extra_forbidden":
         return f"{name} isn't a known key: {_nearest(model, loc)}"
     if kind == "missing":
-        return f"{name} is missing: add it to the recipe, or pass --{_flag(loc)} VALUE"
+        return f"{name} is missing: add it"
     if kind == "value_error":
-        return str(context["error"])
-    shown = _shown(value)
-    if kind in _BOUNDS:
-        key, limit, remedy = _BOUNDS[kind]
-        return f"{name} ({shown}) {limit} {context[key]:g}: {remedy}"
-    if kind == "literal_error":
-        choices = context["expected"].replace("'", "")
-        return f"{name} ({shown}) must be {choices}: choose {'one of them' if ' or ' in choices else 'that'}"
-    if kind in ("too_short", "string_too_short"):
-        return f"{name} must not be empty: give at least {context.get('min_length', 1)}"
-    wanted, remedy = _KINDS.get(kind.partition("_")[0], ("of another kind", mistake["msg"]))
-    return f"{name} ({shown}) must be {wanted}: {remedy}"
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _flag(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc)
+        return str(mistake.get("ctx", {})["error"])
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    wanted = (
+        re.sub(r"^\w+ should", "must", mistake["msg"]).replace("an object", "a table").replace("valid array", "list")
+    )
+    return f"{name} ({shown[:60]}) {wanted}: {_REMEDIES.get(kind, 'correct it')}"
 
 
 def _nearest(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:

@@ -20,34 +20,26 @@ UPSTREAM_TABLES = (
 )  # fmt: skip
 """PRIME-RL's top-level keys that a recipe may set, beside those it shares with ours (run, model, max_steps)."""
 
-OLDER_NAMES = {
-    "wandb": "monitors.wandb",
-    "file_monitor": "monitors.file",
-    "clean_output_dir": "clean",
-    "bench": "trainer.data.fake",
-}
-"""Top-level keys of older versions, and what a recipe says instead, which is written for any version."""
-
-_COMMAND_LINE = "composer-prime run and site set it: drop the key, and say --resume where you want to go on"
-_FOLDER = "checkpoints lie in the site's own folder, which --resume and --dry-run clean: set output_dir"
-_LOSS = "this backend's loss is composer_prime's: drop the key, and name another in trainer.loss.kwargs.inner"
 OWNED = {
-    "trainer.loss.type": _LOSS,
-    "trainer.loss.import_path": _LOSS,
+    **dict.fromkeys(
+        ("trainer.loss.type", "trainer.loss.import_path"),
+        "this backend's loss is composer_prime's: drop the key, and name another in trainer.loss.kwargs.inner",
+    ),
     "trainer.loss.kwargs.outer": "the run is outer.store and run.name: set those",
     "trainer.loss.kwargs.site": "each site has its own name: drop the key",
-    "resume": _COMMAND_LINE,
     "dry_run": "drop the key, and say --dry-run",
-    "ckpt.resume_step": _COMMAND_LINE,
-    "ckpt.output_dir": _FOLDER,
-    "trainer.ckpt.output_dir": _FOLDER,
-    "orchestrator.ckpt.output_dir": _FOLDER,
-    "trainer.resume": _COMMAND_LINE,
-    "orchestrator.resume": _COMMAND_LINE,
-    "trainer.output_dir": "the run's folder is output_dir/run.name: set those",
-    "orchestrator.output_dir": "the run's folder is output_dir/run.name: set those",
-    "trainer.max_steps": "it is the same for all: set max_steps",
-    "orchestrator.max_steps": "it is the same for all: set max_steps",
+    **dict.fromkeys(
+        ("resume", "ckpt.resume_step", "trainer.resume", "orchestrator.resume"),
+        "composer-prime run and site set it: drop the key, and say --resume where you want to go on",
+    ),
+    **dict.fromkeys(
+        ("ckpt.output_dir", "trainer.ckpt.output_dir", "orchestrator.ckpt.output_dir"),
+        "checkpoints lie in the site's own folder, which --resume and --dry-run clean: set output_dir",
+    ),
+    **dict.fromkeys(
+        ("trainer.output_dir", "orchestrator.output_dir"), "the run's folder is output_dir/run.name: set those"
+    ),
+    **dict.fromkeys(("trainer.max_steps", "orchestrator.max_steps"), "it is the same for all: set max_steps"),
 }
 """Keys of PRIME-RL that composer-prime sets by itself, and the remedy."""
 LOSS_PATHS = ("composer_prime.sites.prime_rl.outer.loss", "composer_prime.sites.prime_rl.loss.composer_loss")
@@ -55,15 +47,10 @@ _AS_RENDERED = {"trainer.loss.type": ("custom",), "trainer.loss.import_path": LO
 """What may stand at some of those nevertheless, since it is what is rendered."""
 
 PORTS = (
-    "inference.server.port",
-    "inference.backend_port",
-    "inference.vllm.data_parallel_rpc_port",
-    "orchestrator.model.client.base_url",
-    "orchestrator.model.client.admin_base_url",
-    "orchestrator.env_server_base_port",
-    "rollout_transport.port",
-    "weight_broadcast.port",
-)
+    "inference.server.port", "inference.backend_port", "inference.vllm.data_parallel_rpc_port",
+    "orchestrator.model.client.base_url", "orchestrator.model.client.admin_base_url",
+    "orchestrator.env_server_base_port", "rollout_transport.port", "weight_broadcast.port",
+)  # fmt: skip
 """Keys that composer-prime sets where several sites share this machine."""
 
 BROADCAST_TIMEOUT_S = 1200
@@ -180,11 +167,6 @@ class PrimeRecipe(RecipeBase):
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
         for name in self.upstream:
-            if name in OLDER_NAMES:
-                raise ValueError(
-                    f"{name} is an older version's key: write {OLDER_NAMES[name]}, which is rendered for the installed "
-                    "version"
-                )
             if name not in (*UPSTREAM_TABLES, *OWNED):
                 known = [*type(self).model_fields, *UPSTREAM_TABLES]
                 close = difflib.get_close_matches(name, known, n=1)

@@ -9,9 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from composer_prime.config.distill import DistillConfig, is_off
-from composer_prime.config.launch import LaunchConfig
-from composer_prime.config.monitors import MonitorsConfig
-from composer_prime.config.outer import TOPK_ROUNDS, OuterConfig, SiteConfig, SitesConfig
+from composer_prime.config.outer import TOPK_ROUNDS, LaunchConfig, MonitorsConfig, OuterConfig, SiteConfig, SitesConfig
 from composer_prime.config.table import OpenTable, RunName, Table, shared
 from composer_prime.config.teachers import HintsConfig, ReplayConfig
 

@@ -4,12 +4,12 @@ Prices are part of it, because dollars are reserved before a request is sent: a 
 """
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from composer_prime.config.load import read_file
 from composer_prime.config.messages import describe
 from composer_prime.config.table import Table
 from composer_prime.config.teachers import check_name, check_url
@@ -124,17 +124,6 @@ class TextTeacher(Table):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _ask_for_what_is_missing(cls, data: object) -> object:
-        for key, field in cls.model_fields.items():
-            if isinstance(data, dict) and field.is_required() and key not in data:
-                remedy = "add it"
-                if key.startswith("usd_"):
-                    remedy = "prices aren't guessed, so look it up with the provider; 0 is for a model of your own"
-                raise ValueError(f"teacher {data.get('name', '(without a name)')} has no {key}: {remedy}")
-        return data
-
 
 class TextTeachers(Table):
     """The whole file."""
@@ -162,14 +151,7 @@ class TextTeachers(Table):
 
 def load_text_teachers(path: Path) -> tuple[TextTeacher, ...]:
     """The teachers of a file, one at least. Raises ConfigError, one line."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"teachers' file ({path}) doesn't exist: write [[teachers]] tables into it") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"teachers' file ({path}) isn't TOML: {error}: correct it") from None
-    if not data.get("teachers"):
-        raise ConfigError(f"teachers' file ({path}) names no teacher: add a [[teachers]] table")
+    data = read_file(path, "teachers' file")
     try:
         return TextTeachers.model_validate_json(json.dumps(data, default=str), strict=True).teachers
     except ValidationError as error:

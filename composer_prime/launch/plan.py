@@ -26,7 +26,7 @@ from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import check_maker
-from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import NEWER, SiteFiles, render
 from composer_prime.store import keys
 from composer_prime.store.keys import check_site_name
 from composer_prime.sync.canonical import sha256_hex
@@ -212,7 +212,7 @@ def _prime_rl_of(recipe: RecipeBase) -> str | None:
     """
     if not isinstance(recipe, PrimeRecipe):
         return None
-    named, newest, files = recipe.prime_rl.version, list(DIALECTS)[-1], SiteFiles("any", Path("any"))
+    named, newest, files = recipe.prime_rl.version, NEWER, SiteFiles("any", Path("any"))
     version = list(PRIME_RL_IMAGES)[-1] if named == "auto" else named
     try:
         render(recipe, version, files)

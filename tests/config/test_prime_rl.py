@@ -103,11 +103,8 @@ def test_credentials_and_our_own_variables_stay_out_of_files(table: str) -> None
     [
         ({"outter": {}}, "outter isn't a known key: did you mean outer?"),
         ({"orchestrater": {}}, "orchestrater isn't a known key: did you mean orchestrator?"),
-        (
-            {"wandb": {}},
-            "wandb is an older version's key: write monitors.wandb, which is rendered for the installed version",
-        ),
-        ({"prime_rl": {"version": "0.6.0"}}, "prime_rl.version (0.6.0) must be auto, 0.8.0 or 559b447: "),
+        ({"wandb": {}}, "wandb isn't a known key: remove it, or use one of run, max_steps, "),
+        ({"prime_rl": {"version": "0.6.0"}}, "prime_rl.version (0.6.0) must be 'auto', '0.8.0' or '559b447': "),
         ({"prime_rl": {"comand": []}}, "prime_rl.comand isn't a known key: did you mean prime_rl.command?"),
         ({"model": {}}, "model.name is missing: "),
         (

@@ -63,10 +63,13 @@ def test_a_teachers_address_is_the_servers_root(url: str) -> None:
         ({"hints": {}, "inference": {"engine": "vllm"}}, "hints.base_url must be given with inference.engine = .vllm."),
         ({"trainer": {"distill": {"top_k": 65}}}, r"top_k \(65\)"),
         ({"trainer": {"distill": {"hint_tau": -1.0}}}, r"hint_tau \(-1.0\) must be a number from 0"),
-        ({"trainer": {"distill": {"hint_tau": "much"}}}, r"hint_tau.number \(much\) must be a number: give one"),
+        (
+            {"trainer": {"distill": {"hint_tau": "much"}}},
+            r"hint_tau.number \(much\) must be a valid number: correct it",
+        ),
         (
             {"trainer": {"distill": {"hint_tau": {"start": 1, "end": -1, "steps": 5}}}},
-            r"hint_tau.schedule.end \(-1\) must be at least 0: raise it$",
+            r"hint_tau.schedule.end \(-1\) must be greater than or equal to 0: raise it$",
         ),
         ({"trainer": {"distill": {"hint_tau": {"start": 1, "end": 0}}}}, r"hint_tau.schedule.steps is missing: add it"),
         ({"hints": {}, "trainer": {"distill": {"top_k": 0}}}, r"top_k \(0\) must be at least 1 with hints"),

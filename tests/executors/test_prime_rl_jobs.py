@@ -29,7 +29,7 @@ from composer_prime.executors.packages import (
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight import described
-from composer_prime.sites.prime_rl.toml import DIALECTS
+from composer_prime.sites.prime_rl.toml import VERSIONS
 from tests.architecture import REPOSITORY
 from tests.executors import stock_image as stock
 from tests.executors.replica import COMMIT, Replica
@@ -67,12 +67,12 @@ def prime_packages(on: str = "modal", **tables: Any) -> Packages:
 
 
 def test_every_version_whose_keys_are_written_has_an_image_or_a_commit() -> None:
-    assert [*PRIME_RL_IMAGES, *PRIME_RL_COMMITS] == list(DIALECTS) == list(PRIME_RL_HAS)
+    assert [*PRIME_RL_IMAGES, *PRIME_RL_COMMITS] == list(VERSIONS) == list(PRIME_RL_HAS)
     assert all(commit.startswith(version) for version, commit in PRIME_RL_COMMITS.items())
 
 
 @pytest.mark.parametrize("on", ["modal", "hf-jobs", "sky"])
-@pytest.mark.parametrize("version", ["auto", *DIALECTS])
+@pytest.mark.parametrize("version", ["auto", *VERSIONS])
 def test_a_dry_run_says_which_image_a_version_takes_and_what_is_installed_on_it(on: str, version: str) -> None:
     gpu = "a10g-largex2" if on == "hf-jobs" else "L4"
     recipe = any_from_data({**PRIME, "prime_rl": {"version": version}, "launch": {"gpu": gpu}})
@@ -129,8 +129,9 @@ def test_streams_that_the_named_version_can_not_carry_are_refused_in_one_line(
 
 @pytest.mark.parametrize("version", ["auto", "0.8.0", COMMIT])
 def test_what_is_wrong_for_every_version_is_said_as_it_is(version: str) -> None:
-    with pytest.raises(BadInput, match=r"source hinted: env.hints needs \[trainer.distill\] with top_k") as refused:
-        prime_packages(orchestrator=sources(HINTS), prime_rl={"version": version})
+    trainer = {"distill": {"divergence": "taid"}}
+    with pytest.raises(BadInput, match=r"\[trainer.distill\] divergence") as refused:
+        prime_packages(trainer=trainer, prime_rl={"version": version})
     assert "prime_rl.version" not in str(refused.value)
 
 
@@ -164,7 +165,7 @@ def lock(version: str) -> dict[str, str]:
     return {name: held.partition("+")[0] for name, _, held in (line.partition("==") for line in lines)}
 
 
-@pytest.mark.parametrize("version", DIALECTS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_known_of_a_version_is_its_locks_and_what_we_need_beside_it_is_what_that_lacks(version: str) -> None:
     held = lock(version)
     assert not held["verifiers"] and PRIME_RL_HAS[version].items() - {"verifiers": ""}.items() >= {
@@ -176,7 +177,7 @@ def test_what_is_known_of_a_version_is_its_locks_and_what_we_need_beside_it_is_w
     )
 
 
-@pytest.mark.parametrize("version", DIALECTS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_beside_prime_rl_its_own_versions_decide_and_not_this_machines(version: str) -> None:
     beside = packages_of([], needs=["gradientmail"], prime_rl=version)
     assert beside.pins == (*PRIME_RL_LACKS, "gradientmail")

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from composer_prime.executors.packages import CUDA_IMAGE, PRIME_RL_COMMITS, PRIME_RL_LACKS, PRIME_RL_UV, Packages
-from composer_prime.sites.prime_rl.toml import DIALECTS
+from composer_prime.sites.prime_rl.toml import VERSIONS
 from tests.architecture import REPOSITORY
 from tests.infra.scripts import complaints, linter
 
@@ -30,7 +30,7 @@ def test_every_image_is_pinned_and_prime_rl_is_pinned_by_its_commit() -> None:
     (commit,) = [
         value for name, _, value in (arg.partition("=") for arg in arguments("ARG")) if name == "PRIME_RL_COMMIT"
     ]
-    assert re.fullmatch(r"[0-9a-f]{40}", commit) and commit[:7] in DIALECTS
+    assert re.fullmatch(r"[0-9a-f]{40}", commit) and commit[:7] in VERSIONS
     assert any('git fetch --quiet --depth 1 origin "${PRIME_RL_COMMIT}"' in run for run in arguments("RUN"))
 
 

@@ -14,14 +14,14 @@ from composer_prime.config.prime_rl import PORTS
 from composer_prime.config.toml import to_toml
 from composer_prime.sites.embedded.folder import flat
 from composer_prime.sites.prime_rl.placement import Ports
-from composer_prime.sites.prime_rl.toml import DIALECTS, LOSS_PATH, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import LOSS_PATH, VERSIONS, SiteFiles, render
 from tests.architecture import REPOSITORY
 
 RECIPES = sorted(path for room in ("cluster", "multi_site") for path in (REPOSITORY / "recipes" / room).glob("*.toml"))
 MODELS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("models.toml").read_text())["models"]
 
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
-every_version = pytest.mark.parametrize("version", DIALECTS)
+every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def load(path: Path, *overrides: str) -> PrimeRecipe:
@@ -39,7 +39,7 @@ def published(name: str, folder: Path) -> Path:
 
 
 def files(recipe: PrimeRecipe) -> SiteFiles:
-    return SiteFiles("b", Path("/runs/b"), ports=Ports(12200) if recipe.sites.count > 1 else None)
+    return SiteFiles("b", Path("/runs/b"), ports=Ports.starting_at(12200) if recipe.sites.count > 1 else None)
 
 
 def test_there_are_recipes_for_one_node_several_and_a_chart_and_for_two_and_four_clusters() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from composer_prime import metrics
 from composer_prime.bearer import SITE_TOKEN
-from composer_prime.config.stored import PairsConfig
+from composer_prime.config.teachers import PairsConfig
 from composer_prime.errors import TeacherError
 from composer_prime.sites.embedded import agreement
 from composer_prime.sites.embedded.agreement import TRIES, HeldOut

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from composer_prime import metrics
 from composer_prime.config.recipe import LossConfig, OptimConfig
-from composer_prime.config.stored import PairsConfig, StoredTracesConfig
+from composer_prime.config.teachers import PairsConfig, StoredTracesConfig
 from composer_prime.errors import SiteError, TeacherError
 from composer_prime.losses.preferences import FALL
 from composer_prime.sites.embedded.batches import TrainingSample

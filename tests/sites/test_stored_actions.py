@@ -10,7 +10,7 @@ import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
 from composer_prime import metrics
-from composer_prime.config.stored import PairsConfig
+from composer_prime.config.teachers import PairsConfig
 from composer_prime.errors import BadInput
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.agreement import HeldOut

@@ -13,7 +13,7 @@ from typing import Any
 
 from composer_prime import metrics
 from composer_prime.bearer import SITE_TOKEN, site_token
-from composer_prime.config.stored import PairsConfig
+from composer_prime.config.teachers import PairsConfig
 from composer_prime.errors import TeacherError
 from composer_prime.sites.embedded.stored import drawn
 from composer_prime.traces.ask.client import ChatClient

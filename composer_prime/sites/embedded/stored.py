@@ -18,7 +18,7 @@ from composer_prime import metrics
 from composer_prime.bearer import headers, site_token
 from composer_prime.config.distill import is_off, weight_at
 from composer_prime.config.settings import SiteSettings
-from composer_prime.config.stored import PairsConfig, StoredTracesConfig
+from composer_prime.config.teachers import PairsConfig, StoredTracesConfig
 from composer_prime.errors import BadInput, SiteError, TeacherError
 from composer_prime.losses.preferences import Formed, Scored, lead, margin, pair_advantages
 from composer_prime.sites.embedded.batches import TrainingSample

@@ -1,6 +1,5 @@
 """Finds the PRIME-RL that a recipe's sites run on: its entrypoint, and whose keys it reads."""
 
-import logging
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -8,14 +7,11 @@ from pathlib import Path
 
 from composer_prime.config.prime_rl import PrimeRlConfig
 from composer_prime.errors import ConfigError
-from composer_prime.sites.prime_rl.toml import DIALECTS
+from composer_prime.sites.prime_rl.toml import NEWER, VERSIONS
 from composer_prime.sites.prime_rl.versions import TESTED
 
 _QUESTION = "composer_prime.sites.prime_rl"
-_RELEASE = "release: "
 _TIMEOUT_S = 120.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,7 @@ class Installation:
     """What `rl` is on this machine.
 
     command  the entrypoint's words, the first one found
-    version  whose keys it reads, a name in `toml.DIALECTS`
+    version  whose keys it reads, of `toml.VERSIONS`
     """
 
     command: tuple[str, ...]
@@ -41,19 +37,17 @@ def find_installation(settings: PrimeRlConfig) -> Installation:
         )
     version = settings.version
     if version == "auto":
-        version = _ask(_interpreter(Path(found), settings.command))
+        # The entrypoint's Python lies beside it, or a runner such as uv finds it.
+        beside = str(Path(found).resolve().parent / "python")
+        version = _ask([*settings.command[:-1], "python"] if rest else [beside])
     return Installation((found, *rest), version)
 
 
-def _interpreter(entrypoint: Path, command: tuple[str, ...]) -> list[str]:
-    """The command of the Python that the entrypoint belongs to: it lies beside it, or a runner finds it."""
-    if len(command) > 1:
-        return [*command[:-1], "python"]
-    return [str(entrypoint.resolve().parent / "python")]
-
-
 def _ask(python: list[str]) -> str:
-    """The version that this Python has. Raises ConfigError when it has none, or not our package."""
+    """The version that this Python has, the newer one where we don't know it.
+
+    Raises ConfigError when it has none, or not our package.
+    """
     named = " ".join(python)
     try:
         done = subprocess.run([*python, "-m", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_S)
@@ -67,8 +61,8 @@ def _ask(python: list[str]) -> str:
             f"{named} didn't say in {_TIMEOUT_S:g} s which PRIME-RL it has: set prime_rl.version"
         ) from None
     if done.returncode == 0:
-        marked = [line.removeprefix(_RELEASE) for line in done.stderr.splitlines() if line.startswith(_RELEASE)]
-        return _read_like(done.stdout.strip().removeprefix("v"), marked[0] if marked else None)
+        said = done.stdout.strip().removeprefix("v")
+        return said if said in VERSIONS else NEWER
     last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
     if last.startswith("error: "):
         raise ConfigError(last.removeprefix("error: "))
@@ -76,17 +70,3 @@ def _ask(python: list[str]) -> str:
         f"composer-prime doesn't run in PRIME-RL's Python {named} ({last}), whose trainer imports its loss: install it "
         "there too, as docs/prime-rl.md says"
     )
-
-
-def _read_like(version: str, unknown: str | None) -> str:
-    """The version whose keys are written for this one: the newest we know, where it isn't one of those."""
-    known = version if version in DIALECTS else list(DIALECTS)[-1]
-    if known != version or unknown is not None:
-        logger.warning(
-            "PRIME-RL %s isn't one that was tested (%s): its configuration is written in the keys of %s, and its own "
-            "check says what it doesn't know. prime_rl.version chooses others",
-            unknown or version,
-            TESTED,
-            known,
-        )
-    return known

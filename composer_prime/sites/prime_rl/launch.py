@@ -26,7 +26,7 @@ from composer_prime.sites.prime_rl.checkpoints import newest_whole
 from composer_prime.sites.prime_rl.installation import Installation, find_installation
 from composer_prime.sites.prime_rl.placement import Placement, place_sites
 from composer_prime.sites.prime_rl.result import RunEnd
-from composer_prime.sites.prime_rl.toml import DIALECTS, RUN_FOLDER, Data, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import ORCHESTRATOR_FOLDER, RUN_FOLDER, Data, SiteFiles, render
 from composer_prime.store import keys, open_store
 from composer_prime.sync.founding import FoundingRecord, announce, first_keys
 from composer_prime.sync.terms import terms_of
@@ -138,7 +138,7 @@ def _resume_step(paths: SitePaths, version: str) -> tuple[int | None, str]:
     """The newest step of which a site has all there is to resume, None where it has none; and what to say of it."""
     folder = paths.root / RUN_FOLDER
     trainers = folder / "checkpoints"
-    step = newest_whole(trainers, folder / DIALECTS[version].orchestrator_folder / "checkpoints")
+    step = newest_whole(trainers, folder / ORCHESTRATOR_FOLDER[version] / "checkpoints")
     if step is not None:
         return step, f", from step {step}"
     if any(trainers.glob("step_*/trainer/.metadata")):  # they would be deleted

@@ -30,7 +30,7 @@ from composer_prime.store.base import Store
 from composer_prime.store.file import sync_folder
 from composer_prime.store.metered import throttle
 from composer_prime.sync.entering import SiteIdentity
-from composer_prime.sync.founding import FoundingRecord, changed_terms, check_founded, find_founding
+from composer_prime.sync.founding import FoundingRecord, check_founded, find_founding
 from composer_prime.sync.journal import FileJournal
 from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
@@ -235,8 +235,7 @@ class _Leading:
         """The outer state as it lies beside a checkpoint: with the run and the site that it belongs to."""
         assert self._run is not None, "not joined"
         sha, manifest = self._run
-        whose = {"manifest": sha, "run": manifest.run, "site": self.settings.site}
-        return whose | {"terms": manifest.terms.model_dump(), "outer": outer}
+        return {"manifest": sha, "run": manifest.run, "site": self.settings.site, "outer": outer}
 
     def _restored(self, loaded: checkpoints.OuterState) -> dict[str, Any] | None:
         """The outer state of a checkpoint; None where this trainer joins anew, since it has none or is another's.
@@ -250,9 +249,8 @@ class _Leading:
         if (cause := damage(checkpoints.sums_file(path))) is not None:
             raise CorruptObject(f"{path} can't be taken ({cause}): delete it to join anew from the run's masters")
         state = torch.load(path, weights_only=True)
-        sha, manifest = self._run if self._run is not None else (None, None)
-        # A state without a name is an earlier version's.
-        other_run, theirs = state["manifest"] != sha, state.get("site", site if loaded.is_own else "unknown")
+        sha = None if self._run is None else self._run[0]
+        other_run, theirs = state["manifest"] != sha, state["site"]
         if (other_run or theirs != site) and not loaded.is_own:
             logger.warning(
                 "anothers_state path=%s: it is of site %s in run %s, so this site joins anew, from its run's masters",
@@ -262,13 +260,10 @@ class _Leading:
             )
             return None
         if other_run:
-            terms = Terms(**state["terms"])
-            change = "" if manifest is None else changed_terms(manifest.terms, terms)
             raise ConfigError(
-                f"checkpoint {path} belongs to another run, {state['run']!r}, than {self.settings.uri}"
-                + (f" ({change.replace('recipe', 'checkpoint')})" if change else "")
-                + f": name that run in {OUTER}, or move {path} away to go on from this run's masters. A run's settings "
-                "never change; `composer-prime create RECIPE --from` starts a new one from its masters"
+                f"checkpoint {path} belongs to another run, {state['run']!r}, than {self.settings.uri}: name that run "
+                f"in {OUTER}, or move {path} away to go on from this run's masters. A run's settings never change; "
+                "`composer-prime create RECIPE --from` starts a new one from its masters"
             )
         if theirs != site:
             raise ConfigError(

@@ -16,19 +16,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import verifiers
 import verifiers.v1 as vf
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from verifiers.v1.configs.env import TimeoutConfig
 from verifiers.v1.graph import MessageNode
 
 from composer_prime import metrics
 from composer_prime.config.distill import Schedule
-from composer_prime.config.stored import PreferenceConfig
-from composer_prime.config.table import Table
-from composer_prime.config.teachers import TeacherConfig, check_url
+from composer_prime.config.teachers import PreferenceConfig, TeacherConfig
 from composer_prime.errors import BadInput, TeacherError
 from composer_prime.losses.preferences import Formed, Scored, lead, margin, pull
 from composer_prime.sites.prime_rl.policy_servers import PolicyServers
@@ -94,17 +92,10 @@ class PairsTaskset(vf.Taskset[PairTask, PairsTasksetConfig]):
             yield PairTask(PairData.model_validate({"idx": idx, "lesson": json.dumps(told)}), self.config.task)
 
 
-class ReferenceConfig(Table):
+class ReferenceConfig(TeacherConfig):
     """`env.reference`: a server of the model that the run begins with, which DPO compares the policy with."""
 
-    base_url: Annotated[str, AfterValidator(check_url)]
-    """Root of a server that returns prompt logprobs; a trailing /v1 is dropped."""
-
-    model: str | None = Field(default=None, min_length=1)
-    """The name it is served under; None: the first that the server lists."""
-
-    api_key_var: str | None = Field(default=None, min_length=1)
-    """Environment variable that holds the server's key; None: it wants none."""
+    name: str = "reference"
 
 
 class PairsEnvConfig(vf.EnvConfig):
@@ -157,9 +148,7 @@ class PairsEnv(vf.Env[PairsEnvConfig]):
                 "newer, with PRIME-RL 0.8.1.dev52 or newer"
             )
         super().__init__(config)
-        table = config.reference
-        teachers = () if table is None else (TeacherConfig(name="reference", **table.model_dump()),)
-        self._reference = TeacherPool(teachers, table="env.reference")
+        self._reference = TeacherPool([config.reference] if config.reference else (), table="env.reference")
         self._policies = PolicyServers()
         self._tokenizer: Any = None
         self._encoder: Encoder | None = None

@@ -4,22 +4,19 @@ A PRIME-RL run takes the first GPUs it sees and fixed ports, so two on one machi
 """
 
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.embedded.ports import is_free
 
 PORTS_PER_SITE = 200
-_LISTING_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
-class Ports:
-    """The ports of one site, from `first` on.
+class Ports(NamedTuple):
+    """The ports of one site.
 
     server         the inference router, which the orchestrator talks to; beside it, its metrics at + 21000
     weights        rendezvous of the weight broadcast
@@ -29,31 +26,17 @@ class Ports:
     backend        vLLM, behind the router
     """
 
-    first: int
+    server: int
+    weights: int
+    rollouts: int
+    data_parallel: int
+    env_servers: int
+    backend: int
 
-    @property
-    def server(self) -> int:
-        return self.first
-
-    @property
-    def weights(self) -> int:
-        return self.first + 10
-
-    @property
-    def rollouts(self) -> int:
-        return self.first + 20
-
-    @property
-    def data_parallel(self) -> int:
-        return self.first + 30
-
-    @property
-    def env_servers(self) -> int:
-        return self.first + 40
-
-    @property
-    def backend(self) -> int:
-        return self.first + 100
+    @classmethod
+    def starting_at(cls, first: int) -> "Ports":
+        """Those of a site whose first port this is."""
+        return cls(*(first + offset for offset in (0, 10, 20, 30, 40, 100)))
 
     def all(self) -> tuple[int, ...]:
         """Those that something listens on as soon as the site starts."""
@@ -80,7 +63,7 @@ class Placement:
 def place_sites(recipe: PrimeRecipe, visible: Sequence[str] | None = None) -> dict[str, Placement]:
     """Where each site of a local run goes. One site, or sites that SLURM places, take the machine as it is.
 
-    visible  the GPUs there are; None asks CUDA_VISIBLE_DEVICES, then nvidia-smi.
+    visible  the GPUs there are; None asks CUDA_VISIBLE_DEVICES, then torch.
 
     Raises ConfigError when there are too few GPUs, BadInput when a port is in use.
     """
@@ -92,36 +75,25 @@ def place_sites(recipe: PrimeRecipe, visible: Sequence[str] | None = None) -> di
     if len(visible) < each * len(names):
         raise ConfigError(
             f"sites.count ({len(names)}) at {each} GPUs a site needs {each * len(names)}, and this machine shows "
-            f"{len(visible)}: lower it or deployment.num_train_gpus and num_infer_gpus, or start each site on a "
-            "machine of its own with `composer-prime site`"
+            f"{len(visible)}: lower it or deployment.num_train_gpus and num_infer_gpus, name others in "
+            "CUDA_VISIBLE_DEVICES, or start each site on a machine of its own with `composer-prime site`"
         )
     placed = {}
     for index, name in enumerate(names):
-        ports = Ports(recipe.prime_rl.first_port + index * PORTS_PER_SITE)
+        ports = Ports.starting_at(recipe.prime_rl.first_port + index * PORTS_PER_SITE)
         _check_free(name, ports)
         placed[name] = Placement(tuple(visible[index * each : (index + 1) * each]), ports)
     return placed
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs a process of ours would see. Raises ConfigError where nothing says so."""
+    """The GPUs a process of ours would see."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [entry.strip() for entry in listed.split(",") if entry.strip()]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        raise ConfigError(
-            "this machine's GPUs can't be counted, there is no nvidia-smi: set CUDA_VISIBLE_DEVICES to those that the "
-            "sites shall share, such as 0,1,2,3"
-        )
-    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LISTING_TIMEOUT_S)
-    if done.returncode != 0:
-        raise ConfigError(
-            f"nvidia-smi can't list this machine's GPUs ({done.stderr.strip() or done.stdout.strip()}): repair the "
-            "driver, or set CUDA_VISIBLE_DEVICES"
-        )
-    return done.stdout.split()
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def _check_free(site: str, ports: Ports) -> None:

@@ -17,24 +17,17 @@ STEPS_LEFT = "steps_left"
 
 
 class RunEnd:
-    """Whether a trainer that was started after this was made has come to its run's end with steps left."""
+    """Whether a trainer that is started after this was made has come to its run's end with steps left.
+
+    What an earlier trainer left in the folder is deleted.
+    """
 
     def __init__(self, trainer_folder: Path) -> None:
-        self._file = trainer_folder / FOLDER / RESULT
-        self._earlier = self._stamp()
+        self._result = trainer_folder / FOLDER / RESULT
         self.waiting = trainer_folder / FOLDER / WAITING
-        self.waiting.unlink(missing_ok=True)
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            stat = self._file.stat()
-        except FileNotFoundError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns
+        for left in (self._result, self.waiting):
+            left.unlink(missing_ok=True)
 
     def has_come(self) -> bool:
-        """What an earlier trainer left in the folder doesn't count."""
-        stamp = self._stamp()
-        if stamp is None or stamp == self._earlier:
-            return False
-        return json.loads(self._file.read_text(encoding="utf-8"))[STEPS_LEFT]
+        """Whether it has by now."""
+        return self._result.exists() and json.loads(self._result.read_text(encoding="utf-8"))[STEPS_LEFT]

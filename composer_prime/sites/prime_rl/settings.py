@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from composer_prime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from composer_prime.config.distill import DistillConfig
 
 OUTER, SITE, KEY, SAME_NAME, MBIT_UP, MBIT_DOWN = NAMES = tuple(
@@ -94,11 +92,14 @@ def distill_settings(
     from pydantic import ValidationError
 
     from composer_prime.config.distill import DistillConfig
+    from composer_prime.config.messages import describe
 
     try:
         config = DistillConfig.model_validate_json(said)
     except ValidationError as error:
-        raise ConfigError(f"{DISTILL} ({said}) isn't [trainer.distill] as JSON: {_first(error)}") from error
+        raise ConfigError(
+            f"{DISTILL} ({said}) isn't [trainer.distill] as JSON: {describe(DistillConfig, error)}"
+        ) from error
     return config if config.top_k else None
 
 
@@ -107,24 +108,18 @@ def check_distill(table: object) -> "DistillConfig":
     from pydantic import ValidationError
 
     from composer_prime.config.distill import DistillConfig
+    from composer_prime.config.messages import describe
 
     try:
         config = DistillConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"[trainer.distill] can't be used: {_first(error)}") from error
+        raise ConfigError(f"[trainer.distill] can't be used: {describe(DistillConfig, error)}") from error
     if config.divergence == "taid":
         raise ConfigError(
             '[trainer.distill] divergence ("taid") keeps a schedule, for which PRIME-RL\'s checkpoints have no place: '
             "use another divergence"
         )
     return config
-
-
-def _first(error: "ValidationError") -> str:
-    """A table's first fault: where, and what."""
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
 
 
 def _places(

@@ -23,15 +23,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.loaders import environment_class
 
 from composer_prime.config.distill import MAX_K
-from composer_prime.config.teachers import (
-    NO_AVERAGE_SERVER,
-    NO_FROZEN_SERVER,
-    REF_KL_IS_SAMPLED,
-    HintsConfig,
-    HintWriterConfig,
-    TeacherConfig,
-    check_distinct,
-)
+from composer_prime.config.teachers import HintsConfig, HintWriterConfig, TeacherConfig, check_distinct
 from composer_prime.errors import BadInput, TeacherError, TeacherRefused
 from composer_prime.hints.contexts import HintedContext, hint_text, hinted_context
 from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_site, text_of
@@ -66,15 +58,9 @@ HINTS_WRITTEN = "hints/written"
 HINTS_UNWRITTEN = "hints/unwritten"
 """Those for which it wrote none, or not in time: our template stands in."""
 HINTS_METRICS = (
-    HINTS_SITES,
-    HINTS_TOKENS,
-    HINTS_NO_PLACE,
-    HINTS_TOO_LONG,
-    HINTS_FAILED,
-    HINTS_LEAKS,
-    HINTS_WRITTEN,
+    HINTS_SITES, HINTS_TOKENS, HINTS_NO_PLACE, HINTS_TOO_LONG, HINTS_FAILED, HINTS_LEAKS, HINTS_WRITTEN,
     HINTS_UNWRITTEN,
-)
+)  # fmt: skip
 
 HINTS = "hints"
 """The gate's name of hints' teacher."""
@@ -127,12 +113,21 @@ class StampingEnvConfig(vf.EnvConfig):
         if not self.teachers and self.hints is None:
             raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
         if self.hints is not None and not self.top_k:
-            raise ValueError("env.top_k (0) must be at least 1 with env.hints: one number a token doesn't teach a hint")
-        hints = self.hints
-        if hints is not None and hints.is_held and not self.embedded:
-            raise ValueError(NO_AVERAGE_SERVER if hints.teacher == "ema" else NO_FROZEN_SERVER)
+            raise ValueError(
+                "env.hints needs [trainer.distill] with top_k of at least 1, since one number a token doesn't teach a "
+                "hint: add the table, or drop env.hints"
+            )
+        if self.hints is not None and self.hints.is_held and not self.embedded:
+            raise ValueError(
+                f'env.hints.base_url must be given, and env.hints.teacher ("{self.hints.teacher}") be "frozen", since '
+                "PRIME-RL's server holds only the policy of the moment: serve the model that the run begins with on a "
+                "server of its own, and write its address there"
+            )
         if self.top_k and self.stamp_ref_kl:
-            raise ValueError(REF_KL_IS_SAMPLED)
+            raise ValueError(
+                "env.stamp_ref_kl is for teachers that give one number a token: drop it, or [trainer.distill] and "
+                "env.top_k"
+            )
         return self
 
 

@@ -1,19 +1,16 @@
 """From a recipe to the TOML that PRIME-RL's `rl` reads, in the keys of one of its versions.
 
-Recipes are written in the keys of 559b447. An older version is reached by moves: each takes what stands at one dotted
-name to another. What a version has no key for is refused, never left out.
+Recipes are written in the keys of 559b447; for 0.8.0 some move to its names. What it has no key for is refused.
 """
 
-from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_prime.config.paths import run_uri
 from composer_prime.config.prime_rl import BUNDLED_TASKSETS, PrimeRecipe, with_none_words
 from composer_prime.config.settings import sampling_seed
-from composer_prime.config.teachers import NO_AVERAGE_SERVER, NO_FROZEN_SERVER, REF_KL_IS_SAMPLED
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.prime_rl import settings
@@ -28,98 +25,41 @@ RUN_FOLDER = "prime-rl"
 """PRIME-RL's own run folder, inside the site's."""
 
 Data = dict[str, Any]
+_ABSENT = object()
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """How one version spells a configuration.
+OLDER, NEWER = VERSIONS = ("0.8.0", "559b447")
+"""Those whose keys we know, as `prime_rl.version` names them."""
+ORCHESTRATOR_FOLDER = {OLDER: "run_default", NEWER: "."}
+"""Where the orchestrator keeps its checkpoints, in PRIME-RL's run folder."""
 
-    name     the version, as `prime_rl.version` names it
-    moves    (from, to) in order; `x[]` steps into every table of a list, and both sides hold the same ones
-    lacking  keys it has no word for, and the remedy, after the moves
-    finish   what no move can say, done to the data in place at the end
-    has_runs whether a run has a name of its own beside its folder, and `resume` is a table
-    has_streams  whether samples have a place for what teachers say of their tokens, and for loss weights
-    """
-
-    name: str
-    moves: tuple[tuple[str, str], ...] = ()
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    finish: Callable[[Data], None] = lambda data: None
-    has_runs: bool = False
-    has_streams: bool = False
-
-    @property
-    def orchestrator_folder(self) -> str:
-        """Where the orchestrator keeps its own, in PRIME-RL's run folder."""
-        return "." if self.has_runs else "run_default"
-
-
-_MODEL_KEYS = (
+_VLLM_MODEL = (
     "dtype", "max_model_len", "enforce_eager", "trust_remote_code", "chat_template", "tool_call_parser",
     "reasoning_parser", "rope_scaling",
 )  # fmt: skip
-_SERVER_KEYS = (
+_VLLM_SERVER = (
     "data_parallel_size_local", "data_parallel_rpc_port", "api_server_count", "seed", "gpu_memory_utilization",
     "enable_prefix_caching", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
     "enable_expert_parallel", "all2all_backend", "enable_eplb", "enable_dbo", "enable_return_routed_experts",
 )  # fmt: skip
-
-_MOVES_0_8 = (
-    ("monitors.wandb", "wandb"),
-    ("monitors.file", "file_monitor"),
-    ("file_monitor.path", "file_monitor.filename"),
-    ("monitors.prime", "orchestrator.prime_monitor"),
-    ("orchestrator.monitors.prime", "orchestrator.prime_monitor"),
-    ("orchestrator.prime_monitor.name", "orchestrator.prime_monitor.run_name"),
-    *((f"{role}.monitors.wandb", f"{role}.wandb") for role in ("trainer", "orchestrator")),
-    *((f"{role}.monitors.file", f"{role}.file_monitor") for role in ("trainer", "orchestrator")),
-    *((f"{role}.file_monitor.path", f"{role}.file_monitor.filename") for role in ("trainer", "orchestrator")),
-    ("orchestrator.concurrency.max_inflight", "orchestrator.max_inflight_episodes"),
-    *((f"inference.vllm.{key}", f"inference.model.{key}") for key in _MODEL_KEYS),
-    ("inference.vllm.tensor_parallel_size", "inference.parallel.tp"),
-    ("inference.vllm.data_parallel_size", "inference.parallel.dp"),
-    *((f"inference.vllm.{key}", f"inference.{key}") for key in _SERVER_KEYS),
-)
-_LACKING_0_8 = {
-    "monitors": "drop the key",
-    "trainer.monitors": "drop the key",
-    "orchestrator.monitors": "drop the key",
-    "orchestrator.concurrency": "set orchestrator.concurrency.max_inflight alone",
-    "orchestrator.pad_to_multiple_of": "drop the key",
-    "orchestrator.train.source[].curriculum": "drop the table",
-    "trainer.model.moe_fused_kernel": "drop the key",
+_OLDER_NAMES = {
+    "monitors.wandb": "wandb",
+    "monitors.file": "file_monitor",
+    "file_monitor.path": "file_monitor.filename",
+    "monitors.prime": "orchestrator.prime_monitor",
+    "orchestrator.prime_monitor.name": "orchestrator.prime_monitor.run_name",
+    "orchestrator.concurrency.max_inflight": "orchestrator.max_inflight_episodes",
+    **{f"inference.vllm.{key}": f"inference.model.{key}" for key in _VLLM_MODEL},
+    "inference.vllm.tensor_parallel_size": "inference.parallel.tp",
+    "inference.vllm.data_parallel_size": "inference.parallel.dp",
+    **{f"inference.vllm.{key}": f"inference.{key}" for key in _VLLM_SERVER},
 }
-
-_MEANT = ("trainer", "orchestrator", "inference", "ckpt")
-"""Tables that mean something even when they are empty."""
-
-
-def _finish_0_8(data: Data) -> None:
-    extra = _take(data, "inference.vllm")
-    if extra:
-        _put(data, "inference.vllm_extra", extra)
-    url = _get(data, "orchestrator.model.client.base_url")
-    if isinstance(url, str):
-        _put(data, "orchestrator.model.client.base_url", [url])
-    if _get(data, "orchestrator.train.filter_zero_advantages") is False:
-        raise ConfigError(_lacks("0.8.0", "orchestrator.train.filter_zero_advantages = false", "drop the key"))
-    _take(data, "orchestrator.train.filter_zero_advantages")
-    for sources in ("train.source", "eval.source"):
-        for source in _sources(data, sources):
-            if (named := _get(source, "env.taskset.id")) in BUNDLED_TASKSETS:
-                source.setdefault("name", named)
-                source["env"]["taskset"]["id"] = f"{named}-v1"
-
-
-DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
-        Dialect("0.8.0", _MOVES_0_8, _LACKING_0_8, _finish_0_8),
-        Dialect("559b447", has_runs=True, has_streams=True),
-    )
-}
-"""By version, in their order: every one whose keys we know."""
+"""What 0.8.0 calls otherwise, in the order in which it is renamed."""
+_OLDER_LACKS = (
+    "monitors", "trainer.monitors", "orchestrator.monitors", "orchestrator.concurrency",
+    "orchestrator.pad_to_multiple_of", "trainer.model.moe_fused_kernel",
+)  # fmt: skip
+"""What 0.8.0 has no word for; the rest of what it doesn't know is its own check's to refuse."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +85,6 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
 
     Raises ConfigError for a setting that the version has no key for.
     """
-    dialect = DIALECTS[version]
     data = deepcopy(recipe.upstream)
     data["max_steps"] = recipe.max_steps
     data["model"] = recipe.model.model_dump(mode="json")
@@ -153,7 +92,8 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
     _put(data, "trainer.loss.import_path", LOSS_PATH)
     for name, value in site_environment(recipe, files.site).items():
         _put(data, f"trainer.env_vars.{name}", value)
-    _check_streams(data, dialect)
+    if version == OLDER:
+        _check_older_streams(data)
     _distil(data)
     _bound_pairs(data)
     data.setdefault("orchestrator", {})
@@ -163,13 +103,9 @@ def render(recipe: PrimeRecipe, version: str, files: SiteFiles) -> Data:
         _keep_local(data)
     if files.ports is not None:
         _assign_ports(data, files.ports, recipe.broadcast)
-    for source, target in dialect.moves:
-        _move(data, source.split("."), target.split("."))
-    dialect.finish(data)
-    for name, remedy in dialect.lacking.items():
-        if _present(data, name.split(".")):
-            raise ConfigError(_lacks(dialect.name, name, remedy))
-    _place(data, recipe, files, dialect)
+    if version == OLDER:
+        _rename_for_older(data)
+    _place(data, recipe, files, version)
     return with_none_words(data)
 
 
@@ -186,29 +122,58 @@ def site_environment(recipe: PrimeRecipe, site: str) -> dict[str, str]:
     return {settings.OUTER: uri, settings.SITE: site, **key, **same, **caps}
 
 
-def _check_streams(data: Data, dialect: Dialect) -> None:
-    """Raise ConfigError for a source of ours that the version has no place for."""
-    for source in () if dialect.has_streams else _sources(data, "train.source"):
+def _check_older_streams(data: Data) -> None:
+    """Raise ConfigError for a source of ours, whose numbers 0.8.0 has no place for."""
+    for source in _sources(data, "train.source"):
         for name, id, stream in (("env.id", STAMPING_ID, "teachers and hints"), ("env.taskset.id", PAIRS_ID, "pairs")):
             if _get(source, name) == id:
-                raise ConfigError(_lacks(dialect.name, f"place for {stream} ({name} = {id})", "drop the source"))
+                raise _lacks(f"place for {stream} ({name} = {id})", "drop the source")
+
+
+def _rename_for_older(data: Data) -> None:
+    """Spell everything as 0.8.0 does, in place. Raises ConfigError for what it has no key for."""
+    for name, older in _OLDER_NAMES.items():
+        value = _take(data, name)
+        if value is not _ABSENT:
+            _put(data, older, value)
+    if vllm := _take(data, "inference.vllm", None):
+        _put(data, "inference.vllm_extra", vllm)
+    url = _get(data, "orchestrator.model.client.base_url")
+    if isinstance(url, str):
+        _put(data, "orchestrator.model.client.base_url", [url])
+    for name in _OLDER_LACKS:
+        if left := _take(data, name, None):
+            raise _lacks(f"{name}.{next(iter(left))}" if isinstance(left, dict) else name, "drop the key")
+    if _take(data, "orchestrator.train.filter_zero_advantages") is False:
+        raise _lacks("orchestrator.train.filter_zero_advantages = false", "drop the key")
+    for sources in ("train.source", "eval.source"):
+        for source in _sources(data, sources):
+            if (named := _get(source, "env.taskset.id")) in BUNDLED_TASKSETS:
+                source.setdefault("name", named)
+                source["env"]["taskset"]["id"] = f"{named}-v1"
 
 
 def _distil(data: Data) -> None:
     """Say `[trainer.distill]`, which PRIME-RL hasn't got, to the trainer and to the sources that teachers stamp.
 
     Without the table, or at its top_k = 0, no distributions are asked for, and the trainer is told nothing. Raises
-    ConfigError.
+    ConfigError for what the environment, which PRIME-RL reads first of all, can't see by itself.
     """
-    table = _take(data, "trainer.distill")
+    table = _take(data, "trainer.distill", None)
     config = None if table is None else settings.check_distill(table)
     top_k = 0 if config is None else config.top_k
     sources = [one for one in _sources(data, "train.source") if _get(one, "env.id") == STAMPING_ID]
     num_sources = max(len(_sources(data, "train.source")), 1)
     batch = (_get(data, "orchestrator.batch_size") or 0) // num_sources
     for source in sources:
-        _stamp(source, top_k)
-        source["env"] = {"rollouts": data["max_steps"] * batch, "batch": batch} | source["env"]
+        own = source["env"].get("top_k", top_k)
+        if own != top_k:
+            raise ConfigError(
+                f"orchestrator.train.source {source.get('name')}: env.top_k ({own}) must be trainer.distill.top_k "
+                f"({top_k}), which all sources and the trainer share: drop it, and set that"
+            )
+        size = {"rollouts": data["max_steps"] * batch, "batch": batch}
+        source["env"] = size | source["env"] | ({"top_k": top_k} if top_k else {})
     if config is None or not top_k:
         return
     widths = {str(source.get("name")): _num_streams(source["env"]) for source in sources}
@@ -236,29 +201,6 @@ def _distil(data: Data) -> None:
             "it off, or drop [trainer.distill]"
         )
     _put(data, f"trainer.env_vars.{settings.DISTILL}", config.model_dump_json())
-
-
-def _stamp(source: Data, top_k: int) -> None:
-    """Let a source that teachers stamp carry `top_k` candidates a token. Raises ConfigError for what it can't mean."""
-    env, place = source["env"], f"orchestrator.train.source {source.get('name')}"
-    own, hints = env.get("top_k", top_k), env.get("hints")
-    if own != top_k:
-        raise ConfigError(
-            f"{place}: env.top_k ({own}) must be trainer.distill.top_k ({top_k}), which all sources and the trainer "
-            "share: drop it, and set that"
-        )
-    if hints is not None and not top_k:
-        raise ConfigError(
-            f"{place}: env.hints needs [trainer.distill] with top_k of at least 1: add the table, or drop env.hints"
-        )
-    if isinstance(hints, dict) and hints.get("teacher") == "ema":
-        raise ConfigError(f"{place}: {NO_AVERAGE_SERVER}")
-    if isinstance(hints, dict) and hints.get("teacher", "frozen") == "frozen" and not hints.get("base_url"):
-        raise ConfigError(f"{place}: {NO_FROZEN_SERVER}")
-    if top_k and env.get("stamp_ref_kl"):
-        raise ConfigError(f"{place}: {REF_KL_IS_SAMPLED}")
-    if top_k:
-        env["top_k"] = top_k
 
 
 def _bound_pairs(data: Data) -> None:
@@ -292,9 +234,9 @@ def _num_streams(env: Data) -> int:
     return 2 if env.get("teachers") and env.get("hints") is not None else 1
 
 
-def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, dialect: Dialect) -> None:
+def _place(data: Data, recipe: PrimeRecipe, files: SiteFiles, version: str) -> None:
     """Say where the run lies, what it is called, and whether it goes on."""
-    if dialect.has_runs:
+    if version == NEWER:
         data["output_dir"] = str(files.folder)
         data["run"] = {"name": f"{recipe.run.name}-{files.site}", "dir": RUN_FOLDER}
         if files.resume is not None:
@@ -341,8 +283,8 @@ def _assign_ports(data: Data, ports: Ports, broadcast: str) -> None:
         _put(data, "rollout_transport.port", ports.rollouts)
 
 
-def _lacks(version: str, name: str, remedy: str) -> str:
-    return f"PRIME-RL {version} has no {name.replace('[]', '')}: {remedy}, or install a newer one"
+def _lacks(name: str, remedy: str) -> ConfigError:
+    return ConfigError(f"PRIME-RL {OLDER} has no {name}: {remedy}, or install a newer one")
 
 
 # --- dotted names ----------------------------------------------------------------------------------------------------
@@ -377,48 +319,8 @@ def _put_new(data: Data, name: str, value: Any) -> None:
         _put(data, name, value)
 
 
-def _take(data: Data, name: str) -> Any:
-    """The value at a name, which goes; so do tables that are empty by it, unless their being there says something."""
-    *tables, last = name.split(".")
-    path = [data]
-    for part in tables:
-        inner = path[-1].get(part)
-        if not isinstance(inner, dict):
-            return None
-        path.append(inner)
-    if last not in path[-1]:
-        return None
-    value = path[-1].pop(last)
-    for depth in range(len(tables) - 1, -1, -1):
-        if not path[depth + 1] and not (depth == 0 and tables[0] in _MEANT):
-            del path[depth][tables[depth]]
-    return value
-
-
-def _move(data: Data, source: list[str], target: list[str]) -> None:
-    """Take the value at `source` to `target`, in every table of a list where a part ends in []."""
-    depth = next((place for place, part in enumerate(source) if part.endswith("[]")), None)
-    if depth is not None:
-        entries = _get(data, ".".join([*source[:depth], source[depth].removesuffix("[]")]))
-        for entry in entries if isinstance(entries, list) else ():
-            _move(entry, source[depth + 1 :], target[depth + 1 :])
-        return
-    name = ".".join(source)
-    if _present(data, source):
-        value = _take(data, name)
-        _put(data, ".".join(target), value)
-
-
-def _present(data: Any, parts: list[str]) -> bool:
-    """Whether something stands there; an empty table, and one whose every key was moved away, doesn't."""
-    for place, part in enumerate(parts):
-        if not isinstance(data, dict):
-            return False
-        if part.endswith("[]"):
-            entries = data.get(part.removesuffix("[]"))
-            rest = parts[place + 1 :]
-            return isinstance(entries, list) and any(_present(entry, rest) for entry in entries)
-        if part not in data:
-            return False
-        data = data[part]
-    return True
+def _take(data: Data, name: str, default: Any = _ABSENT) -> Any:
+    """The value at a name, which goes; `default` where there is none."""
+    table, _, last = name.rpartition(".")
+    holder = _get(data, table) if table else data
+    return holder.pop(last, default) if isinstance(holder, dict) else default

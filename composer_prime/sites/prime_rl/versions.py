@@ -1,7 +1,7 @@
 """What our code needs of PRIME-RL's trainer, and what differs between its versions there.
 
-A version's number proves nothing, so it only decides whether a warning is due: names, signatures and records are looked
-at. Nothing of upstream is imported here; the trainer that is running is found on the stack of who imports our loss.
+A version's number proves nothing: names, signatures and records are looked at. Nothing of upstream is imported here;
+the trainer that is running is found on the stack of who imports our loss.
 """
 
 import asyncio
@@ -20,13 +20,8 @@ from composer_prime.errors import ConfigError
 TESTED = "v0.8.0 and commit 559b447 (v0.8.1.dev67)"
 """The versions of PRIME-RL that the tests with the marker `prime_rl` ran against."""
 
-KNOWN_RELEASES = ("0.8.0", "0.8.1.dev")
-"""What those say of their own version; a main of 0.8 still calls itself 0.8.0."""
-
 INPUTS = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
 """The fields of a loss's inputs that every loss reads."""
-KNOWN_INPUTS = (*INPUTS, "ref_logprobs", "loss_weights")
-"""All fields that the tested versions have."""
 CONFIG = ("model", "loss", "output_dir", "max_steps", "dist_timeout_seconds")
 BATCH = ("loss_mask", "sequence_lengths")
 LOADERS = ("DataLoader", "FakeDataLoader")
@@ -82,34 +77,17 @@ def detect() -> Upstream:
     raise _lacking(["metric monitors (prime_rl.monitors or prime_rl.utils.monitor)"])
 
 
-def installed_release() -> str | None:
-    """What the installed package says its version is; None for a checkout on the path."""
-    try:
-        return importlib.metadata.version("prime-rl")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def untested() -> str | None:
-    """By what this PRIME-RL differs from those that were tested: its release, or a record's fields; None: nothing."""
-    release = installed_release()
-    new = [name for name in _fields("LossInputs") if name not in KNOWN_INPUTS]
-    if release is not None and not release.startswith(KNOWN_RELEASES):
-        return release
-    return f"{release or 'of no version'}, with {' and '.join(new)} in LossInputs," if new else None
-
-
 def remedy() -> str:
     """What to do about an installation that can't be used."""
     return f"install one that was tested ({TESTED}), or name no outer run, to train with the loss alone"
 
 
 def _lacking(missing: list[str]) -> ConfigError:
-    release = installed_release()
-    return ConfigError(
-        f"this PRIME-RL ({'of no version' if release is None else f'version {release}'}) lacks {', '.join(missing)}, "
-        f"which composer-prime needs: {remedy()}"
-    )
+    try:
+        release = f"version {importlib.metadata.version('prime-rl')}"
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
+        release = "of no version"
+    return ConfigError(f"this PRIME-RL ({release}) lacks {', '.join(missing)}, which composer-prime needs: {remedy()}")
 
 
 def running_trainer() -> FrameType | None:
@@ -142,13 +120,11 @@ def is_loaded() -> bool:
     return any(name.startswith("prime_rl.trainer") for name in sys.modules)
 
 
-def check_trainer(frame: FrameType, upstream: Upstream) -> list[str]:
-    """What was looked at in the trainer that runs in `frame`; raises ConfigError that names what isn't there."""
-    pieces = list(_pieces(frame, upstream))
-    missing = [piece for piece, there in pieces if not there]
+def check_trainer(frame: FrameType, upstream: Upstream) -> None:
+    """Raise ConfigError that names what the trainer that runs in `frame` lacks."""
+    missing = [piece for piece, there in _pieces(frame, upstream) if not there]
     if missing:
         raise _lacking(missing)
-    return [piece for piece, _ in pieces]
 
 
 def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
@@ -165,7 +141,7 @@ def _pieces(frame: FrameType, upstream: Upstream) -> Iterator[tuple[str, bool]]:
         yield f"{name}.get_batch", hasattr(loader, "get_batch")
     for name in ("save", "load", "get_ckpt_path"):
         yield f"CheckpointManager.{name}(step)", _takes(getattr(checkpoint_manager(), name, None), "step")
-    yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*_fields("LossInputs")}
+    yield f"LossInputs({', '.join(INPUTS)})", {*INPUTS} <= {*record_fields("LossInputs")}
     yield "LossOutputs(loss, metrics)", _is_made_of("LossOutputs", {"loss", "metrics"})
     monitors = sys.modules.get(upstream.monitors)
     if upstream.run_folders:
@@ -184,8 +160,8 @@ def _takes(function: Any, parameter: str) -> bool:
     return callable(function) and parameter in inspect.signature(function).parameters
 
 
-def _fields(record: str) -> list[str]:
-    """The fields of a record of upstream's losses; none where there is no such record."""
+def record_fields(record: str) -> list[str]:
+    """The fields of a record of upstream's losses; none where there is no such record, or no PRIME-RL."""
     found = getattr(sys.modules.get(LOSS_MODULE), record, None)
     return [field.name for field in fields(found)] if is_dataclass(found) else []
 
@@ -196,12 +172,7 @@ def _is_made_of(record: str, given: set[str]) -> bool:
     if not is_dataclass(found):
         return False
     needed = {field.name for field in fields(found) if {field.default, field.default_factory} == {MISSING}}
-    return needed <= given <= {*_fields(record)}
-
-
-def loss_input_fields() -> list[str]:
-    """What a loss is given by the PRIME-RL that runs in this process; nothing where none does."""
-    return _fields("LossInputs")
+    return needed <= given <= {*record_fields(record)}
 
 
 def progress_of(frame: FrameType) -> Any:

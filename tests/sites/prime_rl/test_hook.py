@@ -122,7 +122,7 @@ def test_a_run_that_has_ended_is_refused(alone: Trainer, tmp_path: Path) -> None
     assert not (late.folder / "broadcasts").exists()
 
 
-def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
+def test_resuming_in_another_run_is_refused_in_one_line(alone: Trainer, tmp_path: Path) -> None:
     other = announced(tmp_path / "bucket", inner_steps=2)
     site(tmp_path, "x", other).start().finish()
     moved = Trainer(alone.folder, 1, alone.env | {"COMPOSER_PRIME_OUTER": other}, config=alone.config)
@@ -130,7 +130,7 @@ def test_resuming_in_a_run_with_other_settings_is_refused_in_one_line(alone: Tra
     code, output = moved.start(resume=4).wait()
     lines = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
     assert code == 2 and len(lines) == 1
-    assert "outer.inner_steps: run 2, checkpoint 4" in lines[0] and "create RECIPE --from" in lines[0]
+    assert f"belongs to another run, 'run', than {other}: " in lines[0] and "create RECIPE --from" in lines[0]
     assert_same(alone.broadcast(4), before)
 
 

@@ -139,7 +139,7 @@ def test_a_scheduler_before_its_optimizer_is_refused(model: Path, uri: str, tmp_
     assert code == 2 and BEFORE_ITS_OPTIMIZER.named in output and "Step 1 |" not in output
 
 
-def test_a_version_that_nobody_tested_isnt_refused_but_warned_of(model: Path, uri: str, tmp_path: Path) -> None:
+def test_a_version_that_nobody_tested_runs(model: Path, uri: str, tmp_path: Path) -> None:
     for version in ("0.9.0", "1.4.2"):
         trainer = real_site(tmp_path / version, "a", model, uri, max_steps=2, ckpt=None)
         told = tmp_path / version / "told" / f"prime_rl-{version}.dist-info" / "METADATA"
@@ -147,6 +147,4 @@ def test_a_version_that_nobody_tested_isnt_refused_but_warned_of(model: Path, ur
         told.write_text(f"Metadata-Version: 2.1\nName: prime-rl\nVersion: {version}\n")
         trainer.path = (told.parents[1],)
         feed(trainer, last=2)
-        output = trainer.start().finish()
-        warned = [line for line in output.splitlines() if "isn't one that was tested" in line]
-        assert len(warned) == 1 and f"PRIME-RL {version} isn't" in warned[0] and "joined uri=" in output
+        assert "joined uri=" in trainer.start().finish()

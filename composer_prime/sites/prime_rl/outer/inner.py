@@ -89,7 +89,7 @@ def _try(loss: Callable[..., Any], settings: Mapping[str, Any]) -> None:
 def _check_replay(replay: Mapping[str, Any]) -> None:
     """Raise ConfigError for settings that the replay term doesn't take, or where no teacher's number can come."""
     _try(replay_loss, replay)
-    given = versions.loss_input_fields()
+    given = versions.record_fields("LossInputs")
     if given and not {"ref_logprobs", "teacher_logprobs"} & {*given}:
         raise ConfigError(
             f"trainer.loss.kwargs.replay_tau ({replay['replay_tau']}) needs teachers' numbers, and this PRIME-RL's "

@@ -6,7 +6,6 @@ the trainer's own module: `Trainer` says which. In the first step each must be c
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -18,8 +17,6 @@ from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl import versions
 from composer_prime.sites.prime_rl.saying import ending_in_one_line, rank, show_our_log
 from composer_prime.waiting import Waits
-
-logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
@@ -102,18 +99,8 @@ class Trainer:
         kept = cls.found(frame)
         if kept is None:
             upstream = versions.detect()
-            checked = versions.check_trainer(frame, upstream)
-            untested = versions.untested()
+            versions.check_trainer(frame, upstream)
             show_our_log()
-            if untested is not None and rank() == 0:
-                logger.warning(
-                    "PRIME-RL %s isn't one that was tested (%s). It has what we need, and runs; checked: %s; the first "
-                    "step checks the order of calls: %s",
-                    untested,
-                    versions.TESTED,
-                    ", ".join(checked),
-                    ", ".join(ORDER),
-                )
             kept = frame.f_globals[_KEPT] = cls(frame, upstream)
             kept._wrap(frame.f_globals)
         return kept

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,12 +38,6 @@ KINDS = {True: "hint", False: "replay"}
 
 Term = Callable[[Tensor, Taught, Tensor], tuple[Tensor, dict[str, Tensor]]]
 """(the policy's log-probabilities (m, k), taught on its device, weights (m,)) -> the sum over tokens, and metrics."""
-
-
-class Progress(Protocol):
-    """Upstream's counter."""
-
-    step: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Ranks:
 class Adapter:
     """The term of one trainer process, from its batches to its loss."""
 
-    def __init__(self, config: DistillConfig, head: nn.Module, ranks: Ranks, progress: Callable[[], Progress]) -> None:
+    def __init__(self, config: DistillConfig, head: nn.Module, ranks: Ranks, progress: Callable[[], Any]) -> None:
         check_head(head)
         self._config = config
         self._ranks = ranks

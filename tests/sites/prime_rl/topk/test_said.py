@@ -11,7 +11,7 @@ import pytest
 from composer_prime.config.distill import DistillConfig, Schedule
 from composer_prime.errors import ConfigError
 from composer_prime.sites.prime_rl.settings import DISTILL, distill_settings
-from composer_prime.sites.prime_rl.toml import DIALECTS, SiteFiles, render
+from composer_prime.sites.prime_rl.toml import VERSIONS, SiteFiles, render
 from tests.sites.prime_rl.recipes import prime_recipe
 
 TABLE: dict[str, Any] = {"hint_tau": 0.5, "replay_tau": {"start": 0, "end": 1, "steps": 10}, "divergence": "jsd"}
@@ -41,7 +41,7 @@ def asking(*sources: dict[str, Any], **trainer: Any) -> dict[str, Any]:
     return {"orchestrator": orchestrator(*sources), "trainer": trainer}
 
 
-@pytest.mark.parametrize("version", DIALECTS)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("outer", [{"inner_steps": 10, "fragments": 2}, None])
 def test_the_recipes_table_reaches_the_trainer_and_not_upstreams_own_keys(version: str, outer: Any) -> None:
     trainer = rendered(version, trainer={"distill": TABLE}, outer=outer)["trainer"]
@@ -75,8 +75,11 @@ def test_a_recipe_for_one_number_a_token_gets_the_runs_size_alone() -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"trainer": {"distill": {"jsd_alpha": 2}}}, r"\[trainer\.distill\] can't be used: jsd_alpha: .*less than 1"),
-        ({"trainer": {"distill": {"tau": 2}}}, r"\[trainer\.distill\] can't be used: tau: "),
+        (
+            {"trainer": {"distill": {"jsd_alpha": 2}}},
+            r"\[trainer\.distill\] can't be used: jsd_alpha \(2\) must be less than 1",
+        ),
+        ({"trainer": {"distill": {"tau": 2}}}, r"\[trainer\.distill\] can't be used: tau isn't a known key"),
         (
             {"trainer": {"distill": {}}, "orchestrator": {"train": {"sampling": {"temperature": 0.7}}}},
             r"orchestrator\.train\.sampling\.temperature \(0\.7\) must be 1",
@@ -88,10 +91,6 @@ def test_a_recipe_for_one_number_a_token_gets_the_runs_size_alone() -> None:
         ),
         (asking(source("a", teachers=[BIG], top_k=8)), r"source a: env\.top_k \(8\) must be .*top_k \(0\)"),
         (asking(source("a", teachers=[BIG], top_k=4), distill={}), r"env\.top_k \(4\) must be .*top_k \(8\)"),
-        (asking(source("a", hints=SERVED)), r"source a: env\.hints needs \[trainer\.distill\]"),
-        (asking(source("a", hints={}), distill={}), r"source a: env\.hints\.base_url must be given"),
-        (asking(source("a", hints={"teacher": "ema"}), distill={}), r"source a: env\.hints\.teacher \(.ema.\) is"),
-        (asking(source("a", teachers=[BIG], stamp_ref_kl=True), distill={}), r"source a: env\.stamp_ref_kl is for"),
         (
             asking(source("a", teachers=[BIG]), source("b", teachers=[BIG], hints=SERVED), distill={}),
             r"source a stamps 1 stream and b 2, which PRIME-RL can't pack into one batch: give both",
