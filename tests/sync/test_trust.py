@@ -96,6 +96,17 @@ def test_an_understated_norm_is_found_when_the_payload_is_decoded(store, clock):
     assert [entry.site for entry in commit.taken] == ["a"] and "norm" in commit.refused[0].why
 
 
+def test_clipped_offers_of_a_thousand_times_the_norm_move_a_master_no_more_than_honest_ones(store, clock):
+    terms = make_terms(aggregate="clipped", clip=1.0, weighting="equal")
+    a, b, c = (HandSite(store, terms, name, clock) for name in "abc")
+    start = a.courier.master(0).weights
+    for site, value in ((a, 1.0), (b, 1.1), (c, 1000.0)):
+        site.hand_over(0, value)
+    closing(clock, a, b, c)
+    moved = (start - a.courier.master(0).weights).abs().max()
+    assert a.courier.versions()[0] == 1 and float(moved) <= 1.1 + 1e-4
+
+
 @pytest.mark.parametrize("copycat", ["0", "z"])
 def test_of_two_equal_offers_that_of_the_site_whose_work_was_merged_before_counts(store, clock, copycat):
     names = ("a", "b", copycat)

@@ -89,6 +89,16 @@ def test_hashes_have_one_spelling_so_that_no_release_of_python_takes_for_base64_
         digests_of(offer(slices=spelled))
 
 
+def test_norms_whose_sum_is_not_finite_are_a_fault_before_any_arithmetic():
+    assert "no finite sum" in str(fault_of(offer(norms=(1e200, 1e200))))
+
+
+def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
+    assert fault_of(offer(captured=0, version=4), version=4) is None
+    assert "at most 4 rounds" in (fault_of(offer(captured=0, version=5), version=5) or "")
+    assert "at most 4 rounds" in (fault_of(offer(captured=4)) or "")
+
+
 def test_of_hashes_that_are_too_many_nothing_is_remembered():
     """An admitted site can sign megabytes of them, round after round."""
     before = validity._digests.cache_info().currsize

@@ -237,6 +237,9 @@ def spoil(store: Store, key: str, data: bytes) -> str:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Store], str], str]] = {
+    "a flipped byte in a payload": (
+        "gathered", lambda store: flip(store, read_commit(store, 0, 1).taken[1].payload), "isn't what its offer states"
+    ),
     "a flipped byte in a payload of a sliced round": (
         "sliced", lambda store: flip(store, read_commit(store, 1, 0).taken[3].payload), "isn't what its offer states"
     ),
