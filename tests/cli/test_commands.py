@@ -139,8 +139,3 @@ def test_the_console_script_answers_bad_input_without_a_traceback() -> None:
 
 def test_the_version_is_that_of_the_package(cli) -> None:
     assert cli("--version").out == f"composer-prime {importlib.metadata.version('composer-prime')}\n"
-
-
-@pytest.mark.parametrize("name", ["run", "site", "plan", "bench"])
-def test_help_names_every_command(cli, name: str) -> None:
-    assert f"  {name} " in cli("--help").out

@@ -71,9 +71,7 @@ def weights_of(uri: Path) -> dict[str, Tensor]:
         return present_weights(store)
 
 
-def test_a_created_run_starts_from_the_models_weights(
-    create: Callable[..., Answer], model: Path, tmp_path: Path
-) -> None:
+def test_a_created_run_starts_from_the_models_weights(create, model, tmp_path):
     from transformers import AutoModelForCausalLM
 
     done = create()
@@ -87,9 +85,7 @@ def test_a_created_run_starts_from_the_models_weights(
     assert (run.manifest.created_by, run.manifest.run, run.terms.rounds) == (CREATOR, "first", 2)
 
 
-def test_creating_a_run_again_is_refused_and_other_settings_name_the_way(
-    create: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_creating_a_run_again_is_refused_and_other_settings_name_the_way(create, tmp_path):
     assert create().code == 0
     again, changed = create(), create("--outer.inner_steps", "8")
     assert again.code == 2 and "these settings already" in again.err
@@ -98,9 +94,7 @@ def test_creating_a_run_again_is_refused_and_other_settings_name_the_way(
     assert changed.err.count("\n") == 1
 
 
-def test_a_run_from_another_has_its_present_masters_and_its_own_settings_and_names_its_parent(
-    create: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_a_run_from_another_has_its_present_masters_and_its_own_settings_and_names_its_parent(create, tmp_path):
     assert create().code == 0
     old = tmp_path / "bucket" / "first"
     done = create("--from", str(old), "--run.name", "second", "--outer.fragments", "1")
@@ -111,9 +105,7 @@ def test_a_run_from_another_has_its_present_masters_and_its_own_settings_and_nam
         assert load_run(child).manifest.parent == load_run(parent).sha256
 
 
-def test_a_run_that_its_first_site_founds_is_announced_with_the_recipes_settings(
-    create: Callable[..., Answer], tmp_path: Path
-) -> None:
+def test_a_run_that_its_first_site_founds_is_announced_with_the_recipes_settings(create, tmp_path):
     done = create("--weights", "first-site")
     assert done.code == 0 and "announced run first" in done.out, done.err
     with closing(open_store(str(tmp_path / "bucket" / "first"))) as store:
@@ -127,9 +119,7 @@ def test_a_run_that_its_first_site_founds_is_announced_with_the_recipes_settings
 
 
 @pytest.mark.parametrize("weights", ["now", "first-site"])
-def test_a_run_is_not_created_where_two_of_racing_writers_win(
-    weights: str, create: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_not_created_where_two_of_racing_writers_win(weights, create, monkeypatch):
     bucket = Meeting(secrets.token_hex(8), num_meeting=2)
     monkeypatch.setattr(create_module, "open_store", lambda uri: bucket)
     refused = create("--weights", weights)
@@ -137,7 +127,7 @@ def test_a_run_is_not_created_where_two_of_racing_writers_win(
     assert bucket.list("") == []
 
 
-def test_present_weights_follow_the_log_beyond_the_last_snapshot() -> None:
+def test_present_weights_follow_the_log_beyond_the_last_snapshot():
     store = open_store("memory://present")
     terms, net = make_terms(rounds=2, fragments=2, snapshot_rounds=100, momentum=0.5), make_net()
     outer = OuterLoop(store, terms, run="run", site="a")
@@ -152,7 +142,7 @@ def test_present_weights_follow_the_log_beyond_the_last_snapshot() -> None:
     assert all(torch.equal(held[name], value) for name, value in net.named_parameters())
 
 
-def test_a_site_joins_a_created_run_and_stands_on_its_masters() -> None:
+def test_a_site_joins_a_created_run_and_stands_on_its_masters():
     store, terms = open_store("memory://created"), make_terms()
     first, late = make_net(0), make_net(1)
     create_run(store, terms, "run", dict(first.named_parameters()), Founding(), ThreadRuntime())
@@ -162,7 +152,7 @@ def test_a_site_joins_a_created_run_and_stands_on_its_masters() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), late.parameters(), strict=True))
 
 
-def test_a_manifest_that_is_not_the_announced_one_is_refused() -> None:
+def test_a_manifest_that_is_not_the_announced_one_is_refused():
     store, terms = open_store("memory://founded"), make_terms()
     announce(store, FoundingRecord(run="run", terms=terms, keys={"a": "x"}))
     net: nn.Module = make_net()
@@ -171,7 +161,7 @@ def test_a_manifest_that_is_not_the_announced_one_is_refused() -> None:
         check_founded(load_run(store).manifest, find_founding(store))
 
 
-def test_two_announcements_of_different_runs_do_not_mix() -> None:
+def test_two_announcements_of_different_runs_do_not_mix():
     store = open_store("memory://announced")
     announce(store, FoundingRecord(run="run", terms=make_terms()))
     announce(store, FoundingRecord(run="run", terms=make_terms()))

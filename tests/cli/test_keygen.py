@@ -2,7 +2,6 @@
 
 import stat
 import tomllib
-from pathlib import Path
 
 import pytest
 import typer
@@ -20,9 +19,7 @@ def app() -> typer.Typer:
     return app
 
 
-def test_keygen_writes_the_private_key_and_prints_the_public_one_as_its_only_output(
-    app: typer.Typer, tmp_path: Path
-) -> None:
+def test_keygen_writes_the_private_key_and_prints_the_public_one_as_its_only_output(app, tmp_path):
     path = tmp_path / "a.pem"
     answer = CliRunner().invoke(app, [str(path)])
     assert answer.exit_code == 0 and answer.stdout.count("\n") == 1
@@ -31,9 +28,7 @@ def test_keygen_writes_the_private_key_and_prints_the_public_one_as_its_only_out
     assert verify(public, b"message", SigningKey.load(path).sign(b"message"))
 
 
-def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner_and_the_command_that_admits_it(
-    app: typer.Typer, tmp_path: Path
-) -> None:
+def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner_and_the_command_that_admits_it(app, tmp_path):
     answer = CliRunner().invoke(app, [str(tmp_path / "a.pem")])
     public = answer.stdout.strip()
     site, command, owner = answer.stderr.splitlines()
@@ -42,13 +37,13 @@ def test_the_hint_holds_the_lines_for_a_site_and_for_an_owner_and_the_command_th
     assert tomllib.loads(f"[outer]\n{owner.rpartition(': ')[2]}") == {"outer": {"owner": public}}
 
 
-def test_the_private_key_is_never_printed(app: typer.Typer, tmp_path: Path) -> None:
+def test_the_private_key_is_never_printed(app, tmp_path):
     path = tmp_path / "a.pem"
     answer = CliRunner().invoke(app, [str(path)])
     assert path.read_text().splitlines()[1] not in answer.output
 
 
-def test_a_second_key_at_the_same_path_is_refused_and_the_first_stays(app: typer.Typer, tmp_path: Path) -> None:
+def test_a_second_key_at_the_same_path_is_refused_and_the_first_stays(app, tmp_path):
     path = tmp_path / "a.pem"
     CliRunner().invoke(app, [str(path)])
     before = path.read_bytes()

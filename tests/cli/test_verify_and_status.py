@@ -87,11 +87,6 @@ def test_status_needs_no_torch_and_loads_little(run: str):
     assert "torch" not in loaded and len(loaded) < 600
 
 
-@pytest.mark.parametrize("name", ["verify", "status", "keygen", "admit", "revoke"])
-def test_help_names_the_command(cli, name: str):
-    assert f"  {name} " in cli("--help").out and cli(name, "--help").code == 0
-
-
 def test_the_codecs_can_be_measured(cli):
     answer = cli("bench", "codecs", "--params", "4096", "--repeats", "1")
     assert answer.code == 0 and "int8" in answer.out

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,27 +103,27 @@ def share(made: Made, hint: str, wanted: Callable[[str], str]) -> float:
 
 
 @pytest.mark.slow
-def test_the_policy_says_what_the_player_says_about_tasks_that_it_never_saw(heedful: Made) -> None:
+def test_the_policy_says_what_the_player_says_about_tasks_that_it_never_saw(heedful):
     assert share(heedful, "", sends) >= 0.8
     assert heedful.likeliness.plain is not None and heedful.likeliness.plain >= 0.8
 
 
 @pytest.mark.slow
-def test_the_policy_heeds_the_hint_and_does_not_do_so_without_it(heedful: Made) -> None:
+def test_the_policy_heeds_the_hint_and_does_not_do_so_without_it(heedful):
     assert share(heedful, HINT, lambda word: sends(f"[{word}]")) >= 0.6
     assert heedful.likeliness.hinted is not None and heedful.likeliness.hinted >= 0.6
     assert not any("[" in answer for _, answer in said(heedful, ""))
 
 
 @pytest.mark.slow
-def test_a_policy_that_was_shown_no_hints_heeds_none(heedless: Made) -> None:
+def test_a_policy_that_was_shown_no_hints_heeds_none(heedless):
     assert share(heedless, "", sends) >= 0.8
     assert heedless.likeliness.hinted is None
     assert not any("[" in answer for _, answer in said(heedless, HINT))
 
 
 @pytest.mark.slow
-def test_a_site_takes_the_folder_and_writes_for_it_as_its_own_template(heedful: Made, tmp_path: Path) -> None:
+def test_a_site_takes_the_folder_and_writes_for_it_as_its_own_template(heedful, tmp_path):
     folder = resolve_model(str(heedful.folder), 0, tmp_path)
     policy = load_policy(folder)
     assert policy.config.model_type == "qwen3"
@@ -133,7 +133,7 @@ def test_a_site_takes_the_folder_and_writes_for_it_as_its_own_template(heedful: 
 
 
 @pytest.mark.slow
-def test_the_player_of_tool_letters_is_learned_with_its_doubts_and_hints(tmp_path: Path) -> None:
+def test_the_player_of_tool_letters_is_learned_with_its_doubts_and_hints(tmp_path):
     made = make("tool-letters", tmp_path / "made", {"locks": 2}, max_turns=5, config=TrainingConfig(steps=500))
     found, most = made.likeliness, made.agreement
     assert found.plain is not None and found.hinted is not None
@@ -154,7 +154,7 @@ def turns(sample: Sample, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(ids[:-1]) for ids in said]
 
 
-def test_what_is_learned_has_the_tokens_of_a_sites_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_learned_has_the_tokens_of_a_sites_rollout(tmp_path, monkeypatch):
     demonstrations = played("tool-letters", {}, 6, with_hints=False)
     tokenizer = make_tokenizer(find_pieces([demonstrations]))
     tokenizer.save_pretrained(tmp_path / "tokenizer")
@@ -187,7 +187,7 @@ def test_what_is_learned_has_the_tokens_of_a_sites_rollout(tmp_path: Path, monke
         assert branch.mask == [turn > 0 for turn in samples[place].turns]
 
 
-def test_renderer_and_chat_template_agree_on_every_demonstration() -> None:
+def test_renderer_and_chat_template_agree_on_every_demonstration():
     demonstrations = played("tool-letters", {"locks": 2}, 6)
     tokenizer = make_tokenizer(find_pieces([demonstrations]))
     for each, sample in zip(demonstrations, render([demonstrations], tokenizer)[0], strict=True):
@@ -197,7 +197,7 @@ def test_renderer_and_chat_template_agree_on_every_demonstration() -> None:
         assert whole[: len(sample.token_ids)] == sample.token_ids
 
 
-def test_a_hint_is_learned_at_the_place_and_in_the_tokens_of_hint_distillation() -> None:
+def test_a_hint_is_learned_at_the_place_and_in_the_tokens_of_hint_distillation():
     demonstrations = played("tool-letters", {"locks": 2}, 6)
     tokenizer = make_tokenizer(find_pieces([demonstrations]))
     renderer, number = site_renderer(tokenizer), 0
@@ -216,7 +216,7 @@ def test_a_hint_is_learned_at_the_place_and_in_the_tokens_of_hint_distillation()
     assert number > 10
 
 
-def test_the_way_behind_a_hint_that_was_heeded_is_shown_and_the_step_onto_it_is_not_taught() -> None:
+def test_the_way_behind_a_hint_that_was_heeded_is_shown_and_the_step_onto_it_is_not_taught():
     found = [each for each in played("tool-letters", {"locks": 2}, 6) if not each.hinted]
     began_with = [
         each.messages[1]["tool_calls"][0]["function"]["name"] for each in found if each.messages[1].get("tool_calls")
@@ -229,7 +229,7 @@ def test_the_way_behind_a_hint_that_was_heeded_is_shown_and_the_step_onto_it_is_
         assert not set(unlocking) & set(each.taught)  # the player never does so by itself
 
 
-def test_a_hint_for_an_outcome_is_shown_before_the_turn_that_earned_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_for_an_outcome_is_shown_before_the_turn_that_earned_nothing(monkeypatch):
     monkeypatch.syspath_prepend(str(TASKS))
     shown = played("reply", {}, 1)
     hinted = [each for each in shown if each.hinted]
@@ -240,13 +240,13 @@ def test_a_hint_for_an_outcome_is_shown_before_the_turn_that_earned_nothing(monk
     assert not any(each.hinted for each in played("reply", {"skill": 1.0}, 1))
 
 
-def test_without_hints_nothing_is_shown_twice_and_no_hint_stands_anywhere() -> None:
+def test_without_hints_nothing_is_shown_twice_and_no_hint_stands_anywhere():
     found = played("tool-letters", {"locks": 2}, 6, with_hints=False)
     assert len(found) == 24
     assert not any("Hint:" in message["content"] for each in found for message in each.messages)
 
 
-def test_words_that_tasks_share_are_tokens_and_those_of_one_task_are_spelled() -> None:
+def test_words_that_tasks_share_are_tokens_and_those_of_one_task_are_spelled():
     demonstrations = played("one-shot", {}, 1)
     pieces = find_pieces([demonstrations])
     assert {"send", "text", "brackets"} <= set(pieces.words)
@@ -260,7 +260,7 @@ def test_words_that_tasks_share_are_tokens_and_those_of_one_task_are_spelled() -
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_a_turn_is_as_likely_in_a_packed_row_as_alone() -> None:
+def test_a_turn_is_as_likely_in_a_packed_row_as_alone():
     demonstrations = played("tool-letters", {"locks": 2}, 6)[:24]
     tokenizer = make_tokenizer(find_pieces([demonstrations]))
     samples = render([demonstrations], tokenizer)[0]
@@ -287,7 +287,7 @@ def test_a_turn_is_as_likely_in_a_packed_row_as_alone() -> None:
         assert sorted(found) == pytest.approx(sorted(wanted), abs=1e-3)
 
 
-def test_the_seed_decides_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_decides_the_policy(tmp_path, monkeypatch):
     monkeypatch.setattr(making, "NUM_CONVERSATIONS", 40)
     first, again, other = (
         make("one-shot", tmp_path / name, {}, seed=seed, max_turns=1, config=BRIEFLY).folder / "model.safetensors"
@@ -296,7 +296,7 @@ def test_the_seed_decides_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
 
 
-def test_a_player_is_shown_copies_in_the_form_in_which_it_speaks() -> None:
+def test_a_player_is_shown_copies_in_the_form_in_which_it_speaks():
     seen: list[Any] = []
 
     def play(task: vf.Task, messages: list[dict[str, Any]], rng: random.Random) -> Any:
@@ -350,22 +350,18 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["one-shot", "--num_examples", "1"], "'one-shot' has 1 task, and at least 2 are needed.* give it more"),
     ],
 )
-def test_bad_input_is_one_line_that_says_value_limit_and_remedy(
-    arguments: Sequence[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line_that_says_value_limit_and_remedy(arguments, told, tmp_path, capsys):
     line = refused(capsys, *arguments, "--out", str(tmp_path / "out"))
     assert re.search(told, line), line
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("arguments", "missing"), [(["one-shot"], "--out"), (["--out", "made"], "TASKSET")])
-def test_what_is_missing_is_named(arguments: Sequence[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_named(arguments, missing, capsys):
     assert f"{missing} is missing: python -m tiny_policy TASKSET --out DIR" in refused(capsys, *arguments)
 
 
-def test_a_conversation_that_is_too_long_for_the_model_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_that_is_too_long_for_the_model_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(making, "NUM_CONVERSATIONS", 4)
     monkeypatch.setattr(rendering, "MAX_POSITIONS", 30)
     line = refused(capsys, "one-shot", "--out", str(tmp_path / "out"))
@@ -374,7 +370,7 @@ def test_a_conversation_that_is_too_long_for_the_model_is_refused(
     )
 
 
-def test_a_folder_that_is_there_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_there_is_not_overwritten(tmp_path, capsys):
     line = refused(capsys, "one-shot", "--out", str(tmp_path))
     assert f"--out ({tmp_path}) exists, and nothing is overwritten: remove it, or name another folder" in line
 
@@ -393,22 +389,18 @@ def test_a_folder_that_is_there_is_not_overwritten(tmp_path: Path, capsys: pytes
         ({"tool_calls": [{"name": "send", "arguments": {"text": {1}}}]}, "can't be written as JSON"),
     ],
 )
-def test_a_play_that_returns_something_else_is_refused(
-    said: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_play_that_returns_something_else_is_refused(said, told, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "other_shot", taskset_that_plays(lambda *_: said))
     assert told in refused(capsys, "other-shot", "--out", str(tmp_path / "out"))
 
 
-def test_a_play_that_raises_is_told_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_play_that_raises_is_told_with_its_place(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "other_shot", taskset_that_plays(lambda *_: 1 // 0))
     line = refused(capsys, "other-shot", "--out", str(tmp_path / "out"))
     assert "play raises ZeroDivisionError" in line and "test_tiny_policy.py, line" in line
 
 
-def test_the_environments_we_ship_with_a_player_keep_their_contract() -> None:
+def test_the_environments_we_ship_with_a_player_keep_their_contract():
     (task, *_) = tool_letters.ToolLettersTaskset(tool_letters.ToolLettersConfig(id="tool-letters")).load()
     asked = [{"role": "user", "content": task.data.prompt}]
     taskset = tool_letters.ToolLettersTaskset(tool_letters.ToolLettersConfig(id="tool-letters"))

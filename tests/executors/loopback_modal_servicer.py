@@ -31,6 +31,10 @@ TOKEN_ID, TOKEN_SECRET = "ak-loopback", "as-loopback-secret"
 WORKSPACE = "loopback-team"
 BAD_IMAGE = "registry.invalid"
 """Images whose name begins so can't be built."""
+IDLE = frozenset(
+    ["AppGetLayout", "AppHeartbeat", "AppClientDisconnect", "ContainerHello", "ContainerHeartbeat", "VolumeCommit"]
+)
+"""Requests that are answered by an empty message."""
 
 
 class Servicer(Teardown):
@@ -78,15 +82,16 @@ class Servicer(Teardown):
         methods = api.DESCRIPTOR.services_by_name["ModalClient"].methods_by_name
         return {
             f"/modal.client.ModalClient/{name}": Handler(
-                self._handler(name, getattr(self, name, None)),
+                self._handler(name, getattr(self, name, None), said),
                 Cardinality.UNARY_STREAM if method.server_streaming else Cardinality.UNARY_UNARY,
                 symbols().GetSymbol(method.input_type.full_name),
-                symbols().GetSymbol(method.output_type.full_name),
+                said,
             )
             for name, method in methods.items()
+            for said in [symbols().GetSymbol(method.output_type.full_name)]
         }
 
-    def _handler(self, name: str, answer: Callable[..., Any] | None) -> Callable[..., Any]:
+    def _handler(self, name: str, answer: Callable[..., Any] | None, empty: type[Any]) -> Callable[..., Any]:
         async def handle(stream: Any) -> None:
             request = await stream.recv_message()
             task_id = stream.metadata.get(TASK_HEADER)
@@ -95,6 +100,8 @@ class Servicer(Teardown):
                 await self._go_wrong(stream)
                 if stream.metadata.get("x-modal-token-secret") != TOKEN_SECRET:
                     raise GRPCError(Status.UNAUTHENTICATED, "Token ID is malformed")
+            if name in IDLE:
+                return await stream.send_message(empty())
             if answer is None:
                 raise GRPCError(Status.UNIMPLEMENTED, f"the loopback Modal has no {name}")
             found = answer(request, task_id)
@@ -158,15 +165,6 @@ class Servicer(Teardown):
 
     async def AppCreate(self, request: Any, _: Any) -> Any:
         return api.AppCreateResponse(app_id=self._new_id("ap"), app_page_url="http://localhost/app")
-
-    async def AppGetLayout(self, request: Any, _: Any) -> Any:
-        return api.AppGetLayoutResponse()
-
-    async def AppHeartbeat(self, request: Any, _: Any) -> Any:
-        return Empty()
-
-    async def AppClientDisconnect(self, request: Any, _: Any) -> Any:
-        return Empty()
 
     async def AppPublish(self, request: Any, _: Any) -> Any:
         self._apps[request.name] = request.app_id
@@ -358,15 +356,6 @@ class Servicer(Teardown):
             yield api.DictEntry(key=key, value=value)
 
     # Containers
-
-    async def ContainerHello(self, request: Any, _: Any) -> Any:
-        return Empty()
-
-    async def ContainerHeartbeat(self, request: Any, _: Any) -> Any:
-        return api.ContainerHeartbeatResponse()
-
-    async def VolumeCommit(self, request: Any, _: Any) -> Any:
-        return api.VolumeCommitResponse()
 
     async def FunctionGetInputs(self, request: Any, task_id: str) -> Any:
         call, container = self.calls.of_task(task_id)

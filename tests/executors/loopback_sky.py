@@ -127,11 +127,7 @@ class SkyPlatform:
         return SkyExecutor(self.url, self.token, {})
 
     def environment(self) -> dict[str, str]:
-        return {
-            ENDPOINT_VARIABLE: self.url,
-            TOKEN_VARIABLE: self.token or "",
-            RESOURCES_VARIABLE: "",
-        }
+        return {ENDPOINT_VARIABLE: self.url, TOKEN_VARIABLE: self.token or "", RESOURCES_VARIABLE: ""}
 
     def launch_option(self) -> str:
         return self.name

@@ -15,11 +15,9 @@ from huggingface_hub import JobInfo
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
 from composer_prime.executors import repeating
 from composer_prime.executors.base import JobSpec, JobState, Resources
-from composer_prime.executors.hf_jobs import executor as hf_jobs
 from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, JobsApi
 from composer_prime.executors.hf_jobs.executor import HfJobsExecutor, status_of
 from composer_prime.executors.open import open_executor
-from composer_prime.executors.packages import Packages
 from composer_prime.executors.secrets import Secrets
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
 from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, USER, Refused
@@ -62,7 +60,7 @@ def posts(service: HfJobsPlatform) -> list[str]:
     return [path for method, path in service.requests if method == "POST"]
 
 
-def test_the_request_holds_what_the_spec_says(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+def test_the_request_holds_what_the_spec_says(service, executor):
     executor.submit(spec(env={"A": "1"}, secrets=Secrets({"KEY": SECRET}), timeout_s=7200))
     (hosted,) = service.hosted.values()
     assert hosted.request["timeoutSeconds"] == 7200
@@ -79,9 +77,7 @@ def test_the_request_holds_what_the_spec_says(service: HfJobsPlatform, executor:
 
 
 @pytest.mark.parametrize("given", ["", "an-org"], ids=["not given", "given"])
-def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(
-    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(service, executor, monkeypatch, given):
     monkeypatch.setenv(NAMESPACE_VARIABLE, given)
     service.requests.clear()
     job = executor.submit(spec())
@@ -90,9 +86,7 @@ def test_whose_jobs_they_are_is_asked_once_and_not_at_all_when_it_is_given(
     assert [path for _, path in service.requests].count("/api/whoami-v2") == (not given)
 
 
-def test_a_log_is_awaited_while_its_job_is_pending_and_each_line_given_once(
-    service: HfJobsPlatform, executor: HfJobsExecutor
-) -> None:
+def test_a_log_is_awaited_while_its_job_is_pending_and_each_line_given_once(service, executor):
     with service.hold_pending():
         job = executor.submit(spec(sys.executable, "-c", "print('one'); print('two')"))
         assert list(executor.logs(job)) == []
@@ -100,16 +94,14 @@ def test_a_log_is_awaited_while_its_job_is_pending_and_each_line_given_once(
         assert list(executor.logs(job, follow=True)) == ["one", "two"]
 
 
-def test_runs_and_sites_with_dots_are_found_by_their_names(executor: HfJobsExecutor) -> None:
+def test_runs_and_sites_with_dots_are_found_by_their_names(executor):
     started = [executor.submit(spec(site=site)) for site in ("b.1", "a")]
     assert [job.site for job in started] == ["b.1", "a"]
     assert executor.find("demo.v1") == started[::-1]
     assert executor.find("demo") == []
 
 
-def test_jobs_of_others_are_not_taken_for_ours_by_a_service_that_ignores_labels(
-    service: HfJobsPlatform, executor: HfJobsExecutor
-) -> None:
+def test_jobs_of_others_are_not_taken_for_ours_by_a_service_that_ignores_labels(service, executor):
     service.ignores_labels = True
     service.start(USER, _foreign())
     mine = executor.submit(spec())
@@ -120,7 +112,7 @@ def _foreign() -> dict[str, object]:
     return {"dockerImage": "x", "command": [*SLEEP], "arguments": [], "environment": {}, "flavor": "cpu-basic"}
 
 
-def test_more_jobs_than_a_page_are_found(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+def test_more_jobs_than_a_page_are_found(service, executor):
     with service.hold_pending():
         started = [executor.submit(spec(site=f"s{number:02}")) for number in range(12)]
         assert executor.find("demo.v1") == started
@@ -128,7 +120,7 @@ def test_more_jobs_than_a_page_are_found(service: HfJobsPlatform, executor: HfJo
             executor.cancel(job)
 
 
-def test_of_two_that_did_not_see_each_other_the_older_stays_for_both(service: HfJobsPlatform) -> None:
+def test_of_two_that_did_not_see_each_other_the_older_stays_for_both(service):
     service.blind_listings = 2  # each looks before the other's job shows
     first = service.executor().submit(spec())
     service.blind_listings = 1
@@ -138,29 +130,7 @@ def test_of_two_that_did_not_see_each_other_the_older_stays_for_both(service: Hf
     assert stages(service) == ["RUNNING", "CANCELED"]
 
 
-def test_of_eight_at_once_all_keep_the_same_one(service: HfJobsPlatform) -> None:
-    start = threading.Barrier(8)
-    kept = []
-
-    def submit() -> None:
-        executor = service.executor()
-        executor.check(spec())
-        start.wait()
-        kept.append(executor.submit(spec()))
-
-    threads = [threading.Thread(target=submit) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(kept)) == 1 and len(kept) == 8
-    assert sorted(set(stages(service))) in (["RUNNING"], ["CANCELED", "RUNNING"])
-    assert stages(service).count("RUNNING") == 1
-
-
-def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(
-    service: HfJobsPlatform, executor: HfJobsExecutor
-) -> None:
+def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(service, executor):
     job = executor.submit(spec())
     service.start(USER, dict(service.hosted[job.id.partition("/")[2]].request))
     assert executor.find("demo.v1") == [job]
@@ -168,38 +138,14 @@ def test_doubles_that_killed_submitters_left_are_ended_by_the_next_submit(
     assert stages(service) == ["RUNNING", "CANCELED"]
 
 
-def test_cancel_ends_doubles_too(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+def test_cancel_ends_doubles_too(service, executor):
     job = executor.submit(spec())
     service.start(USER, dict(service.hosted[job.id.partition("/")[2]].request))
     assert executor.cancel(job).state is JobState.CANCELLED
     assert stages(service) == ["CANCELED", "CANCELED"]
 
 
-def test_a_submission_whose_answer_is_lost_is_found_and_not_made_again(
-    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
-) -> None:
-    executor.check(spec())
-    executor.log_in()  # so that the next requests are a listing and the submission
-    service.troubles.extend([None, "reset"])
-    job = executor.submit(spec())
-    assert executor.find("demo.v1") == [job]
-    assert len(posts(service)) == 1 and len(service.hosted) == 1
-    assert waits
-
-
-def test_a_service_that_stays_broken_is_an_error_after_growing_pauses(
-    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
-) -> None:
-    job = executor.submit(spec())
-    service.trouble("503", 100)
-    with pytest.raises(ExecutorError, match=r"answered 503 \(Service Unavailable\)"):
-        executor.poll(job)
-    assert waits == list(repeating.PAUSES_S)
-
-
-def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
-    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
-) -> None:
+def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(service, executor, waits):
     executor.check(spec())
     executor.log_in()
     service.trouble("503", 1000)
@@ -215,16 +161,14 @@ def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
         (READING_TOKEN, r"403.*may not start and manage jobs.*huggingface.co/settings/tokens"),
     ],
 )
-def test_a_token_that_will_not_do_is_refused_with_the_remedy(service: HfJobsPlatform, token: str, cause: str) -> None:
+def test_a_token_that_will_not_do_is_refused_with_the_remedy(service, token, cause):
     with pytest.raises(BadInput, match=cause) as refused:
         HfJobsExecutor(endpoint=service.url, token=token).submit(spec())
     assert "\n" not in str(refused.value)
     assert service.hosted == {}
 
 
-def test_no_token_at_all_is_refused_before_anything_is_asked(
-    service: HfJobsPlatform, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_token_at_all_is_refused_before_anything_is_asked(service, monkeypatch, tmp_path):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(BadInput, match="needs a token, and there is none: set HF_TOKEN"):
@@ -232,19 +176,13 @@ def test_no_token_at_all_is_refused_before_anything_is_asked(
     assert service.requests == []
 
 
-def test_what_a_job_installs_and_on_which_image_is_said(executor: HfJobsExecutor) -> None:
-    installs = spec(image=None, packages=Packages(("composer-prime",)))
-    shown = executor.describe(installs)
-    assert "installs composer-prime " in shown
-
-
-def test_an_unknown_namespace_is_refused(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_namespace_is_refused(executor, monkeypatch):
     monkeypatch.setenv(NAMESPACE_VARIABLE, "nobody")
     with pytest.raises(BadInput, match="no such namespace, or hides it: correct COMPOSER_PRIME_HF_NAMESPACE"):
         executor.submit(spec())
 
 
-def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_named(executor, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match=r"HF_HUB_OFFLINE is set.*unset it"):
         executor.log_in()
@@ -259,27 +197,21 @@ def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.Mon
         ({"resources": Resources(gpu="H100", gpu_count=1)}, r"no GPU 'H100': nearest are .*H200"),
     ],
 )
-def test_what_could_not_run_is_refused_before_anything_is_started(
-    service: HfJobsPlatform, executor: HfJobsExecutor, change: dict[str, Any], cause: str
-) -> None:
+def test_what_could_not_run_is_refused_before_anything_is_started(service, executor, change, cause):
     for refused in (executor.check, executor.submit):
         with pytest.raises(BadInput, match=cause):
             refused(spec(**change))
     assert posts(service) == []
 
 
-def test_secrets_are_refused_while_the_client_would_print_them(
-    executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_refused_while_the_client_would_print_them(executor, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_DEBUG", True)
     executor.check(spec())
     with pytest.raises(BadInput, match="HF_DEBUG is set"):
         executor.check(spec(secrets=Secrets({"KEY": SECRET})))
 
 
-def test_a_secret_that_the_service_repeats_is_not_in_the_error(
-    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_that_the_service_repeats_is_not_in_the_error(service, executor, monkeypatch):
     def refuse(*_: object) -> None:
         raise Refused(400, f'"secrets.KEY" with value "{SECRET}" is too long')
 
@@ -290,7 +222,7 @@ def test_a_secret_that_the_service_repeats_is_not_in_the_error(
 
 
 @pytest.mark.parametrize("name", ["tester/0123", "no-such-job", f"{USER}/{'0' * 24}", f"{USER}/../{'0' * 24}"])
-def test_a_job_that_is_not_there_is_unknown(executor: HfJobsExecutor, name: str) -> None:
+def test_a_job_that_is_not_there_is_unknown(executor, name):
     job = replace(executor.submit(spec()), id=name)
     asked: list[Callable[[], object]] = [
         lambda: executor.poll(job),
@@ -303,9 +235,7 @@ def test_a_job_that_is_not_there_is_unknown(executor: HfJobsExecutor, name: str)
             ask()
 
 
-def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(
-    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(service, executor, monkeypatch, tmp_path):
     go = tmp_path / "go"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
     job = executor.submit(spec(sys.executable, "-c", wait))
@@ -321,9 +251,7 @@ def test_a_job_that_ends_just_before_it_is_cancelled_stays_as_it_ended(
     assert executor.cancel(job).state is JobState.SUCCEEDED
 
 
-def test_a_job_that_does_not_end_may_be_billed_and_the_error_says_so(
-    service: HfJobsPlatform, executor: HfJobsExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_does_not_end_may_be_billed_and_the_error_says_so(service, executor, monkeypatch):
     service.stage_lag_s = 0.5
     monkeypatch.setattr(HfJobsExecutor, "confirm_s", 0.1)
     job = executor.submit(spec())
@@ -332,9 +260,7 @@ def test_a_job_that_does_not_end_may_be_billed_and_the_error_says_so(
         executor.cancel(job)
 
 
-def test_a_job_that_can_not_be_cancelled_may_be_billed_and_the_error_says_so(
-    service: HfJobsPlatform, executor: HfJobsExecutor, waits: list[float]
-) -> None:
+def test_a_job_that_can_not_be_cancelled_may_be_billed_and_the_error_says_so(service, executor, waits):
     job = executor.submit(spec())
     service.trouble("503", 20)
     service.troubles.appendleft(None)
@@ -343,26 +269,7 @@ def test_a_job_that_can_not_be_cancelled_may_be_billed_and_the_error_says_so(
     service.troubles.clear()
 
 
-def test_caches_outlive_the_job_that_filled_them(
-    service: HfJobsPlatform, executor: HfJobsExecutor, tmp_path: Path
-) -> None:
-    path = tmp_path / "caches" / "weights"
-    fill = f"open({str(path / 'model')!r}, 'a').write('w')"
-    for site in ("a", "b"):
-        job = executor.submit(spec(sys.executable, "-c", fill, site=site, caches={"weights": str(path)}))
-        list(executor.logs(job, follow=True))
-        assert executor.poll(job).state is JobState.SUCCEEDED
-    assert (path / "model").read_text() == "ww"
-    assert service.buckets == {f"{USER}/{hf_jobs.CACHE_BUCKET}"}
-
-
-def test_a_description_names_the_flavor_that_is_taken(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
-    described = executor.describe(spec(resources=Resources(gpu="A100", gpu_count=4)))
-    assert "machine  flavor a100x4 (4 x A100, 48 CPUs, 568 GB memory, 4000 GB disk)" in described
-    assert posts(service) == []
-
-
-def test_the_price_is_the_services_own_and_else_the_tables(service: HfJobsPlatform, executor: HfJobsExecutor) -> None:
+def test_the_price_is_the_services_own_and_else_the_tables(service, executor):
     wanted = spec(resources=Resources(gpu="H200", gpu_count=2))
     price = executor.price(wanted)
     assert price.overrun_s >= 60, "billed by the minute"
@@ -390,7 +297,7 @@ def test_the_price_is_the_services_own_and_else_the_tables(service: HfJobsPlatfo
         ("ERROR", None, JobState.FAILED, None),
     ],
 )
-def test_a_stage_and_its_message_mean(stage: str, said: str | None, state: JobState, exit_code: int | None) -> None:
+def test_a_stage_and_its_message_mean(stage, said, state, exit_code):
     info = JobInfo(
         id="0" * 24,
         status={"stage": stage, "message": said},
@@ -404,7 +311,7 @@ def test_a_stage_and_its_message_mean(stage: str, said: str | None, state: JobSt
     assert status.started_at == 1795320010.5 and status.ended_at is None
 
 
-def test_a_missing_client_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_named_with_the_extra_that_brings_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "composer_prime.executors.hf_jobs.executor")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(BadInput, match=r"isn't installed \(huggingface_hub\): .* pip install -e '\.\[hf\]'"):

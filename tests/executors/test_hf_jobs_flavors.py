@@ -45,10 +45,7 @@ def test_the_cheapest_that_has_what_is_asked_for(wanted: Resources, flavor: str)
         (Resources(gpu="A100", gpu_count=2), r"2 x A100: Hugging Face Jobs has machines with 1, 4, 8 of them"),
         (Resources(gpu="a10g-largex2", gpu_count=4), r"machines with 2 of them: ask for one"),
         (Resources(cpus=64), r"64 CPUs: Hugging Face Jobs has no such machine, of cpu-basic .*; cpu-performance"),
-        (
-            Resources(gpu="T4", memory_gib=64),
-            r"^64 GiB of memory: .* no such machine, of t4-small \(1 x T4",
-        ),
+        (Resources(gpu="T4", memory_gib=64), r"^64 GiB of memory: .* no such machine, of t4-small \(1 x T4"),
     ],
 )
 def test_what_no_machine_has_is_refused_with_what_there_is(wanted: Resources, cause: str) -> None:

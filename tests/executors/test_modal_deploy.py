@@ -2,20 +2,17 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.base import JobState, Resources
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, UV_IMAGE, Packages
 from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
-from composer_prime.executors.modal.executor import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors import stock_image
-from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import BAD_IMAGE
 
@@ -26,9 +23,7 @@ platform, executor, spec, handmade = fixtures.platform, fixtures.executor, fixtu
 # What is deployed
 
 
-def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(platform, executor, spec):
     specs = [
         spec,
         replace(spec, site="b", env={"X": "1"}),
@@ -44,9 +39,7 @@ def test_jobs_of_the_same_settings_share_an_app_and_others_do_not(
         assert wait_for(executor, job).state is JobState.SUCCEEDED
 
 
-def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
-) -> None:
+def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(platform, executor, spec, handmade):
     code = f"import {handmade}; print({handmade}.ANSWER)"
     installs = replace(spec, image=UV_IMAGE, packages=Packages((handmade,)), command=("python3", "-c", code))
     assert f"installs {handmade} 1.0 of this machine" in executor.describe(installs)
@@ -64,8 +57,8 @@ def test_without_an_image_a_stock_one_is_built_once_with_what_this_machine_has(
 
 
 def test_prime_rl_is_installed_before_our_packages_come_so_that_an_image_of_others_begins_alike(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, handmade: str
-) -> None:
+    platform, executor, spec, handmade
+):
     packages, known = Packages((handmade,), prime_rl="559b447"), len(platform.servicer.built)
     executor.submit(replace(spec, image=packages.image, packages=packages))
     first, *rest = (line for line in platform.servicer.built[known:] if line.strip() and line != "FROM base")
@@ -76,9 +69,7 @@ def test_prime_rl_is_installed_before_our_packages_come_so_that_an_image_of_othe
     assert copied.startswith("COPY ") and "uv pip install" in ours
 
 
-def test_the_container_gets_our_one_file_and_not_our_package(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_the_container_gets_our_one_file_and_not_our_package(platform, executor, spec):
     (call,) = platform.calls(executor.submit(spec))
     function = platform.servicer.functions[call.function_id]
     assert list(function.files) == ["/root/job_body.py"]
@@ -86,9 +77,7 @@ def test_the_container_gets_our_one_file_and_not_our_package(
     assert not function.definition.function_serialized
 
 
-def test_the_function_ends_with_its_job_and_is_never_retried(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_the_function_ends_with_its_job_and_is_never_retried(platform, executor, spec):
     resources = replace(spec.resources, gpu="h100", gpu_count=2, cpus=4, memory_gib=16, disk_gib=1000)
     (call,) = platform.calls(executor.submit(replace(spec, resources=resources, timeout_s=7200)))
     definition = platform.servicer.functions[call.function_id].definition
@@ -101,18 +90,14 @@ def test_the_function_ends_with_its_job_and_is_never_retried(
     assert definition.resources.ephemeral_disk_mb == 1000 * 1024
 
 
-def test_what_is_reserved_is_the_limit_too_so_that_nothing_beyond_it_is_billed(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_what_is_reserved_is_the_limit_too_so_that_nothing_beyond_it_is_billed(platform, executor, spec):
     resources = replace(spec.resources, cpus=0.5, memory_gib=0.5)
     (call,) = platform.calls(executor.submit(replace(spec, resources=resources)))
     given = platform.servicer.functions[call.function_id].definition.resources
     assert (given.milli_cpu_max, given.memory_mb_max) == (500, 512)
 
 
-def test_secrets_are_in_modals_secret_and_nowhere_else(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_secrets_are_in_modals_secret_and_nowhere_else(platform, executor, spec, caplog):
     value = "correct-horse-battery"
     program = "import os; print(os.environ['TOKEN'][:7])"
     spec = replace(spec, command=(sys.executable, "-c", program), secrets=Secrets({"TOKEN": value}))
@@ -129,25 +114,7 @@ def test_secrets_are_in_modals_secret_and_nowhere_else(
     assert value not in caplog.text + repr(job) + repr(status) + "".join(platform.servicer._apps)
 
 
-def test_a_cache_is_a_volume_that_outlives_its_job(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, tmp_path: Path
-) -> None:
-    place = str(tmp_path / "weights")
-    write = f"open({place!r} + '/model', 'w').write('weights')"
-    read = f"print(open({place!r} + '/model').read())"
-    jobs = [
-        executor.submit(replace(spec, site=site, command=(sys.executable, "-c", program), caches={"hf": place}))
-        for site, program in (("a", write), ("b", read))
-        if site == "a" or wait_for(executor, Job("modal", replace(spec, site="a").name, spec.run, "a", 1))
-    ]
-    assert wait_for(executor, jobs[1]).state is JobState.SUCCEEDED
-    assert list(executor.logs(jobs[1])) == ["weights"]
-    assert ("vo", "", "composer-prime-cache-hf") in platform.servicer._named
-
-
-def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(platform, executor, spec):
     placed = replace(spec, resources=Resources("H100,A100-80GB", 1, region="eu-west", cloud="aws"))
     described = executor.describe(placed)
     assert "gpu ['H100', 'A100-80GB'], region eu-west, cloud aws" in described
@@ -161,47 +128,20 @@ def test_a_job_stands_where_it_is_told_to_on_the_first_gpu_that_is_free(
     assert definition.scheduler_placement.nonpreemptible
 
 
-def test_an_image_of_a_private_registry_is_pulled_with_the_secret_that_is_named(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_an_image_of_a_private_registry_is_pulled_with_the_secret_that_is_named(platform, executor, spec):
     private = replace(spec, image="ghcr.io/me/private:1", registry_secret="my-registry")
     assert "ghcr.io/me/private:1 (with the secret my-registry)" in executor.describe(private)
     executor.submit(private)
     assert platform.servicer.registries == {"FROM ghcr.io/me/private:1": "my-registry"}
 
 
-def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor: ModalExecutor, spec: JobSpec) -> None:
+def test_an_image_that_can_not_be_built_is_refused_and_leaves_no_job(executor, spec):
     with pytest.raises(BadInput, match=r"Modal refuses it \(.*no such image.*\): check the image's name"):
         executor.submit(replace(spec, image=f"{BAD_IMAGE}/nothing:1"))
     assert executor.find(spec.run) == []
 
 
-def test_a_description_names_all_that_a_job_is_given(executor: ModalExecutor, spec: JobSpec) -> None:
-    spec = replace(
-        spec,
-        image="ghcr.io/example/site:1",
-        env={"COLOUR": "green"},
-        secrets=Secrets({"TOKEN": "hush-hush"}),
-        resources=replace(spec.resources, gpu="A100-80GB", gpu_count=2, cpus=8),
-        caches={"hf": "/caches/hf"},
-    )
-    text = executor.describe(spec)
-    for part in (
-        "ghcr.io/example/site:1",
-        "A100-80GB:2",
-        "(8, 8)",
-        "60 s",
-        "TOKEN",
-        "hf in /caches/hf",
-        "COLOUR=green",
-        spec.name,
-    ):
-        assert part in text
-
-
-def test_a_refused_token_is_one_clear_line(
-    platform: LoopbackModal, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_token_is_one_clear_line(platform, spec, monkeypatch):
     monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-wrong")
     executor = platform.executor()
     with pytest.raises(BadInput, match=r"Modal refuses it \(Token .*: run `modal token set`, or set MODAL_TOKEN_ID"):
@@ -212,9 +152,7 @@ def test_a_refused_token_is_one_clear_line(
     ("caches", "said"),
     [({"a/b": "/caches"}, "Invalid Volume name"), ({"hf": "/root"}, "Volume /root cannot be mounted")],
 )
-def test_a_cache_that_can_be_no_volume_is_refused_and_leaves_no_job(
-    executor: ModalExecutor, spec: JobSpec, caches: dict[str, str], said: str
-) -> None:
+def test_a_cache_that_can_be_no_volume_is_refused_and_leaves_no_job(executor, spec, caches, said):
     with pytest.raises(BadInput, match=rf"Modal refuses it \({said}.*\): correct what it names"):
         executor.submit(replace(spec, caches=caches))
     assert executor.find(spec.run) == []
@@ -223,17 +161,7 @@ def test_a_cache_that_can_be_no_volume_is_refused_and_leaves_no_job(
 # Logs
 
 
-def test_a_line_that_comes_in_pieces_is_one_line(executor: ModalExecutor, spec: JobSpec) -> None:
-    program = (
-        "import sys, time\n"
-        "for piece in ('one', ' li', 'ne\\ntwo', '\\n', 'no end'):\n"
-        "    sys.stdout.write(piece); sys.stdout.flush(); time.sleep(0.2)"
-    )
-    job = executor.submit(replace(spec, command=(sys.executable, "-c", program)))
-    assert list(executor.logs(job, follow=True)) == ["one line", "two", "no end"]
-
-
-def test_the_same_line_twice_is_two_lines_and_errors_are_among_them(executor: ModalExecutor, spec: JobSpec) -> None:
+def test_the_same_line_twice_is_two_lines_and_errors_are_among_them(executor, spec):
     program = (
         "import sys, time\n"
         "for n in range(3):\n"
@@ -243,9 +171,7 @@ def test_the_same_line_twice_is_two_lines_and_errors_are_among_them(executor: Mo
     assert list(executor.logs(job, follow=True)) == ["same", "wrong"] * 3
 
 
-def test_an_entry_that_arrives_late_is_not_missed(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_an_entry_that_arrives_late_is_not_missed(platform, executor, spec):
     job = executor.submit(replace(spec, command=SLEEP))
     lines = executor.logs(job, follow=True)
     assert next(lines) == "up"

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("modal")
-from composer_prime.errors import ExecutorError, JobUnknown
+from composer_prime.errors import ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState
 from composer_prime.executors.modal import executor as modal_jobs
 from composer_prime.executors.modal import job_body
@@ -22,7 +21,6 @@ from composer_prime.launch.records import LaunchBook, begin_launch
 from composer_prime.launch.supervisor import Supervisor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors.launches import empty_bucket, small_plan
-from tests.executors.loopback_modal import LoopbackModal
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import WORKSPACE
 from tests.patience import wait_until
@@ -73,16 +71,12 @@ def killed_at_spawn(monkeypatch: pytest.MonkeyPatch, executor: ModalExecutor, sp
 # Finding what a killed caller left
 
 
-def test_a_caller_killed_before_its_claim_leaves_no_job(
-    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_killed_before_its_claim_leaves_no_job(executor, spec, monkeypatch):
     killed_at(monkeypatch, executor, spec, "claim")
     assert executor.find(spec.run) == []
 
 
-def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(platform, executor, spec, monkeypatch):
     killed_at_spawn(monkeypatch, executor, spec)
     fresh = platform.executor()
     (job,) = fresh.find(spec.run)
@@ -95,11 +89,8 @@ def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(
 
 @pytest.mark.parametrize("written_down", [False, True], ids=["intent alone", "job written down"])
 def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
-    platform: LoopbackModal,
-    executor: ModalExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    written_down: bool,
-) -> None:
+    platform, executor, monkeypatch, written_down
+):
     plan = small_plan("modal", sites=("a",), launch={"image": "any"})
     fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
     spec = fleet.spec(plan, "a", 1)
@@ -112,9 +103,7 @@ def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
     assert len(platform.calls(job)) == 1 and not executor.poll(job).half_submitted
 
 
-def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(platform, executor, spec, monkeypatch):
     killed_at_spawn(monkeypatch, executor, spec)
     (job,) = executor.find(spec.run)
     assert executor.cancel(job).state is JobState.CANCELLED
@@ -123,9 +112,7 @@ def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(
     assert platform.calls(job) == []
 
 
-def test_a_call_that_was_never_recorded_records_itself(
-    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_call_that_was_never_recorded_records_itself(executor, spec, monkeypatch, tmp_path):
     spec, runs = counting(tmp_path, spec)
     killed_at(monkeypatch, executor, spec, "call")
     (job,) = executor.find(spec.run)
@@ -134,12 +121,8 @@ def test_a_call_that_was_never_recorded_records_itself(
 
 
 def test_a_second_call_for_a_job_whose_first_was_not_recorded_does_not_double_it(
-    platform: LoopbackModal,
-    executor: ModalExecutor,
-    spec: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    platform, executor, spec, monkeypatch, tmp_path
+):
     spec, runs = counting(tmp_path, spec)
     with platform.hold_pending():
         killed_at(monkeypatch, executor, spec, "call")
@@ -150,13 +133,7 @@ def test_a_second_call_for_a_job_whose_first_was_not_recorded_does_not_double_it
     assert runs.read_text() == "x"
 
 
-def test_a_call_that_was_never_recorded_does_not_start_after_a_cancel(
-    platform: LoopbackModal,
-    executor: ModalExecutor,
-    spec: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_a_call_that_was_never_recorded_does_not_start_after_a_cancel(platform, executor, spec, monkeypatch, tmp_path):
     spec, runs = counting(tmp_path, spec)
     with platform.hold_pending():
         killed_at(monkeypatch, executor, spec, "call")
@@ -167,20 +144,7 @@ def test_a_call_that_was_never_recorded_does_not_start_after_a_cancel(
     assert executor.poll(job).state is JobState.CANCELLED
 
 
-def test_a_start_whose_answer_was_lost_starts_one_job(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, tmp_path: Path
-) -> None:
-    spec, runs = counting(tmp_path, spec)
-    platform.servicer.lose_answer("FunctionMap")
-    job = executor.submit(spec)
-    assert wait_for(executor, job).state is JobState.SUCCEEDED
-    wait_until(lambda: len(platform.calls(job)) == 2 and all(call.output for call in platform.calls(job)))
-    assert runs.read_text() == "x"
-
-
-def test_an_entry_whose_answer_was_lost_is_still_ours(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_an_entry_whose_answer_was_lost_is_still_ours(platform, executor, spec):
     job = executor.submit(spec)
     records = Records(executor._connection, spec.run)
     platform.servicer.lose_answer("DictUpdate")
@@ -191,9 +155,7 @@ def test_an_entry_whose_answer_was_lost_is_still_ours(
 # How a job ends
 
 
-def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_preempted_job_gets_its_warning_and_is_not_started_again(platform, executor, spec):
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
@@ -214,22 +176,7 @@ def test_a_preempted_job_gets_its_warning_and_is_not_started_again(
     assert executor.poll(job).state is JobState.PREEMPTED
 
 
-def test_a_preempted_job_ended_when_its_machine_was_taken_also_if_the_next_container_says_so(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
-    job = executor.submit(replace(spec, command=SLEEP))
-    assert next(executor.logs(job, follow=True)) == "up"
-    platform.preempt(job)
-    (call,) = platform.calls(job)
-    wait_until(lambda: call.output)
-    end = Records(executor._connection, spec.run).get(job.id, "end")
-    status = executor.poll(job)
-    assert (status.state, status.ended_at) == (JobState.PREEMPTED, end["ended_at"])
-
-
-def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(platform, executor, spec):
     job = executor.submit(replace(spec, command=SLEEP))
     assert next(executor.logs(job, follow=True)) == "up"
     platform.preempt(job, warn=False)
@@ -241,9 +188,7 @@ def test_a_job_whose_machine_vanished_is_not_run_by_the_next_container(
     assert list(executor.logs(job)) == ["up"]
 
 
-def test_a_command_past_its_time_is_asked_to_end_first(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_command_past_its_time_is_asked_to_end_first(platform, executor, spec):
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
@@ -257,9 +202,7 @@ def test_a_command_past_its_time_is_asked_to_end_first(
     wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
-def test_a_container_that_ignores_its_time_is_ended_by_modal(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_container_that_ignores_its_time_is_ended_by_modal(platform, executor, spec):
     with platform.hold_pending():
         job = executor.submit(replace(spec, command=SLEEP, timeout_s=601))
         (call,) = platform.calls(job)
@@ -270,9 +213,7 @@ def test_a_container_that_ignores_its_time_is_ended_by_modal(
     wait_until(lambda: platform.pids(job) == [], "no process left")
 
 
-def test_what_a_command_leaves_behind_ends_before_the_container(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_command_leaves_behind_ends_before_the_container(tmp_path, capsys):
     written = tmp_path / "pid"
     program = (
         "import subprocess, sys\n"
@@ -291,9 +232,7 @@ def test_what_a_command_leaves_behind_ends_before_the_container(
     wait_until(lambda: not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def test_a_call_that_was_stopped_elsewhere_is_cancelled(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_call_that_was_stopped_elsewhere_is_cancelled(platform, executor, spec):
     job = executor.submit(replace(spec, command=SLEEP))
     wait_for(executor, job, JobState.RUNNING)
     (call,) = platform.calls(job)
@@ -301,9 +240,7 @@ def test_a_call_that_was_stopped_elsewhere_is_cancelled(
     assert executor.poll(job).state is JobState.CANCELLED
 
 
-def test_a_container_that_can_not_start_is_a_failure_that_says_so(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_container_that_can_not_start_is_a_failure_that_says_so(platform, executor, spec):
     with platform.hold_pending():
         job = executor.submit(replace(spec, timeout_s=61))
         (call,) = platform.calls(job)
@@ -315,9 +252,7 @@ def test_a_container_that_can_not_start_is_a_failure_that_says_so(
     assert "no such interpreter" in status.message
 
 
-def test_a_cancel_whose_caller_was_killed_is_finished_by_whoever_looks(
-    executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_whose_caller_was_killed_is_finished_by_whoever_looks(executor, spec, monkeypatch):
     def die(*_: Any) -> None:
         raise Killed
 
@@ -331,9 +266,7 @@ def test_a_cancel_whose_caller_was_killed_is_finished_by_whoever_looks(
     assert status.state is JobState.CANCELLED and status.ended_at
 
 
-def test_a_job_that_ended_by_itself_while_it_was_cancelled_keeps_its_end(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec
-) -> None:
+def test_a_job_that_ended_by_itself_while_it_was_cancelled_keeps_its_end(platform, executor, spec):
     job = executor.submit(spec)
     (call,) = platform.calls(job)
     wait_until(lambda: call.output)
@@ -343,9 +276,7 @@ def test_a_job_that_ended_by_itself_while_it_was_cancelled_keeps_its_end(
     assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
 
 
-def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(
-    platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(platform, executor, spec, monkeypatch):
     job = executor.submit(replace(spec, command=SLEEP))
     wait_for(executor, job, JobState.RUNNING)
     with monkeypatch.context() as patched:
@@ -364,23 +295,10 @@ def test_a_cancel_that_modal_does_not_confirm_says_that_it_may_be_billed(
     assert platform.pids(job) == []
 
 
-def test_a_job_that_modal_forgot_is_unknown(executor: ModalExecutor, spec: JobSpec) -> None:
-    nobody = Job("modal", spec.name, spec.run, "a", 1)
-    for ask in (executor.poll, executor.cancel, lambda job: list(executor.logs(job))):
-        with pytest.raises(JobUnknown):
-            ask(nobody)
-    job = executor.submit(spec)
-    other = replace(job, id=replace(spec, attempt=2).name, attempt=2)
-    with pytest.raises(JobUnknown, match="unused for 7 days"):
-        executor.poll(other)
-
-
 # --- whose jobs ------------------------------------------------------------------------------------------------------
 
 
-def test_the_account_is_the_workspace_and_the_environment(
-    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_account_is_the_workspace_and_the_environment(platform, executor, monkeypatch):
     assert executor.account() == WORKSPACE
     monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
     assert platform.executor().account() == f"{WORKSPACE}/dev"
@@ -401,17 +319,13 @@ def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.M
     return book
 
 
-def test_from_another_machine_a_cancel_in_the_same_workspace_needs_no_time_out(
-    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_another_machine_a_cancel_in_the_same_workspace_needs_no_time_out(platform, executor, monkeypatch):
     book = killed_before_modal_was_asked(executor, monkeypatch)
     (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
     assert (seen.state, seen.problem) == ("cancelled", "")
 
 
-def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(
-    platform: LoopbackModal, executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(platform, executor, monkeypatch):
     book = killed_before_modal_was_asked(executor, monkeypatch)
     monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
     (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
@@ -419,20 +333,7 @@ def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(
     assert seen.ended is None
 
 
-def test_threads_share_one_executor(platform: LoopbackModal, executor: ModalExecutor, spec: JobSpec) -> None:
-    found: list[Job] = []
-    threads = [threading.Thread(target=lambda: found.append(executor.submit(spec))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1 and len(found) == 3
-    assert wait_for(executor, found[0]).state is JobState.SUCCEEDED
-    wait_until(lambda: all(call.output for call in platform.calls(found[0])))
-    assert list(executor.logs(found[0])) == ["hello"]
-
-
-def test_close_leaves_the_environment_and_the_job_as_they_are(platform: LoopbackModal, spec: JobSpec) -> None:
+def test_close_leaves_the_environment_and_the_job_as_they_are(platform, spec):
     executor = platform.executor()
     job = executor.submit(replace(spec, command=SLEEP))
     wait_for(executor, job, JobState.RUNNING)

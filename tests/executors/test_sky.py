@@ -78,7 +78,7 @@ def refused(executor: SkyExecutor, wanted: JobSpec) -> str:
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_task_holds_what_the_spec_says(server: SkyPlatform, opened: Opener) -> None:
+def test_the_task_holds_what_the_spec_says(server, opened):
     executor = opened(use_spot=True, infra="lambda")
     resources = Resources("B200", 2, cpus=16, memory_gib=128.5, disk_gib=200)
     wanted = spec(env={"A": "1"}, secrets=Secrets({"KEY": SECRET}), resources=resources, image="me/image:1")
@@ -102,12 +102,12 @@ def test_the_task_holds_what_the_spec_says(server: SkyPlatform, opened: Opener) 
     assert SECRET not in script
 
 
-def test_a_secret_wins_over_a_variable_of_its_name(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_a_secret_wins_over_a_variable_of_its_name(server, executor):
     executor.submit(spec(env={"KEY": "plain"}, secrets=Secrets({"KEY": SECRET})))
     assert (server.tasks[0]["envs"], server.tasks[0]["secrets"]) == ({}, {"KEY": SECRET})
 
 
-def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor: SkyExecutor) -> None:
+def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor):
     odd = "a\x85b\u2028c\x7fd\ufeffe 🙂 \\ud83d"
     job = executor.submit(spec(sys.executable, "-c", "import os; print(ascii(os.environ['ODD']))", env={"ODD": odd}))
     assert list(executor.logs(job, follow=True)) == [ascii(odd)]
@@ -116,22 +116,8 @@ def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor: SkyExecut
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_command_that_does_not_listen_is_killed_after_its_time_and_its_grace(
-    executor: SkyExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task, "GRACE_S", 0.2)
-    deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
-    )
-    job = executor.submit(spec(sys.executable, "-c", deaf, timeout_s=5))
-    assert await_end(executor, job).state is JobState.TIMED_OUT
-    assert list(executor.logs(job)) == ["on"]
-
-
 @pytest.mark.parametrize(("late_s", "printed"), [(-3, ["on"]), (1, [])], ids=["within", "after"])
-def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
-    server: SkyPlatform, executor: SkyExecutor, late_s: int, printed: list[str]
-) -> None:
+def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(server, executor, late_s, printed):
     wanted = spec(sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)")
     launched_at = time.time() - wanted.timeout_s - task.START_ALLOWANCE_S - late_s
     server.launch({"task": task.task_of(wanted, {}, launched_at), "name": wanted.name})
@@ -144,9 +130,7 @@ def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
 
 
 @pytest.mark.parametrize("is_on_its_way", [False, True])
-def test_a_launch_whose_answer_is_lost_is_not_made_again(
-    server: SkyPlatform, executor: SkyExecutor, waits: list[float], is_on_its_way: bool
-) -> None:
+def test_a_launch_whose_answer_is_lost_is_not_made_again(server, executor, waits, is_on_its_way):
     server.fails_launches = is_on_its_way  # as one that isn't through looks
     server.troubles.extend((None, None, None, None, None, "reset"))
     job = executor.submit(spec())
@@ -154,9 +138,7 @@ def test_a_launch_whose_answer_is_lost_is_not_made_again(
     assert executor.find("demo.v1") == [job] and waits == [0.5]
 
 
-def test_a_launch_that_fails_leaves_no_pending_job_and_shows_no_secret(
-    server: SkyPlatform, executor: SkyExecutor
-) -> None:
+def test_a_launch_that_fails_leaves_no_pending_job_and_shows_no_secret(server, executor):
     server.fails_launches = True
     with pytest.raises(ExecutorError, match="rsync failed with return code 127") as raised:
         executor.submit(spec(secrets=Secrets({"KEY": SECRET})))
@@ -167,7 +149,7 @@ def test_a_launch_that_fails_leaves_no_pending_job_and_shows_no_secret(
     assert job.id == "2" and executor.find("demo.v1") == [job] and await_running(executor, job)
 
 
-def test_a_job_whose_launch_is_not_through_is_half_submitted(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_a_job_whose_launch_is_not_through_is_half_submitted(server, executor):
     server.fails_launches = True
     wanted = spec()
     with pytest.raises(Exception, match="rsync"):
@@ -179,9 +161,7 @@ def test_a_job_whose_launch_is_not_through_is_half_submitted(server: SkyPlatform
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
-    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
-) -> None:
+def test_a_server_that_is_down_is_one_line_that_says_what_to_do(server, executor, waits):
     server.close()
     with pytest.raises(ExecutorError) as raised:
         executor.submit(spec())
@@ -192,18 +172,18 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("endpoint", ["sky.example.com:46580", "ftp://sky"])
-def test_an_endpoint_that_is_no_url_is_refused(opened: Opener, endpoint: str) -> None:
+def test_an_endpoint_that_is_no_url_is_refused(opened, endpoint):
     with pytest.raises(BadInput, match="must be a URL: write http://HOST:PORT"):
         opened(endpoint)
 
 
-def test_a_server_that_is_too_old_starts_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_a_server_that_is_too_old_starts_nothing(server, executor):
     server.api_version = 61
     assert "(API 61), and 0.14.1 (API 62) is the least: pip install 'skypilot>=0.14.1'" in refused(executor, spec())
     assert launches(server) == 0
 
 
-def test_a_server_without_a_cloud_starts_nothing(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_a_server_without_a_cloud_starts_nothing(server, executor):
     server.clouds = []
     assert "has access to no cloud: set one up and run `sky check`" in refused(executor, spec())
     server.clouds = ["kubernetes"]
@@ -219,9 +199,7 @@ def test_a_server_without_a_cloud_starts_nothing(server: SkyPlatform, executor: 
         ("b200", 4, "4 x b200: SkyPilot (in its enabled clouds) has machines with 1, 2 of them"),
     ],
 )
-def test_an_accelerator_that_no_cloud_has_starts_nothing(
-    server: SkyPlatform, executor: SkyExecutor, gpu: str, count: int, said: str
-) -> None:
+def test_an_accelerator_that_no_cloud_has_starts_nothing(server, executor, gpu, count, said):
     assert said in refused(executor, spec(resources=Resources(gpu, count)))
     assert launches(server) == 0
 
@@ -229,26 +207,24 @@ def test_an_accelerator_that_no_cloud_has_starts_nothing(
 @pytest.mark.parametrize(
     "wanted", [spec(site="a-"), spec(run="a___b"), spec(site="x--y")], ids=["ends", "three", "apart"]
 )
-def test_a_name_that_skypilot_can_not_hold_is_refused(
-    server: SkyPlatform, executor: SkyExecutor, wanted: JobSpec
-) -> None:
+def test_a_name_that_skypilot_can_not_hold_is_refused(server, executor, wanted):
     assert "which SkyPilot can't hold or tell apart" in refused(executor, wanted)
     assert server.requests == []
 
 
-def test_an_image_beside_the_launchs_own_is_refused(server: SkyPlatform, opened: Opener) -> None:
+def test_an_image_beside_the_launchs_own_is_refused(server, opened):
     assert "drop it, and name an image by --image" in refused(opened(image_id="ami-1"), spec())
     assert server.requests == []
 
 
-def test_a_wrong_token_names_the_variable_and_is_not_shown(server: SkyPlatform, opened: Opener) -> None:
+def test_a_wrong_token_names_the_variable_and_is_not_shown(server, opened):
     server.token = "sky_right"
     said = refused(opened(token="sky_wrong"), spec())
     assert "401" in said and "SKYPILOT_SERVICE_ACCOUNT_TOKEN" in said and "sky_wrong" not in said
     assert opened(token="sky_right").submit(spec()).id == "1"
 
 
-def test_a_servers_password_is_not_shown(server: SkyPlatform, opened: Opener) -> None:
+def test_a_servers_password_is_not_shown(server, opened):
     executor = opened(server.url.replace("//", f"//me:{SECRET}@"))
     server.api_version = 1
     texts = [refused(executor, spec()), executor.describe(spec())]
@@ -256,15 +232,13 @@ def test_a_servers_password_is_not_shown(server: SkyPlatform, opened: Opener) ->
 
 
 @pytest.mark.parametrize("text", ["use_spot", "[1]"])
-def test_resources_that_are_no_json_object_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resources_that_are_no_json_object_are_refused(text, monkeypatch):
     monkeypatch.setenv(task.RESOURCES_VARIABLE, text)
     with pytest.raises(BadInput, match="must be SkyPilot's resources as a JSON object"):
         SkyExecutor()
 
 
-def test_several_accelerators_are_all_known_and_asked_for_in_their_order(
-    server: SkyPlatform, executor: SkyExecutor
-) -> None:
+def test_several_accelerators_are_all_known_and_asked_for_in_their_order(server, executor):
     wanted = spec(resources=Resources("B200, GH200", 1))
     executor.submit(wanted)
     assert server.tasks[0]["resources"]["accelerators"] == ["B200:1", "GH200:1"]
@@ -272,7 +246,7 @@ def test_several_accelerators_are_all_known_and_asked_for_in_their_order(
     assert "no GPU 'H1000'" in refused(executor, spec(site="b", resources=Resources("B200, H1000", 1)))
 
 
-def test_a_place_goes_into_the_task(server: SkyPlatform, opened: Opener) -> None:
+def test_a_place_goes_into_the_task(server, opened):
     executor = opened(infra="gcp", use_spot=True)
     places = Resources(region="us-east-1"), Resources(cloud="aws", nonpreemptible=True), Resources()
     for site, place in zip("abc", places, strict=True):
@@ -294,11 +268,11 @@ def test_a_place_goes_into_the_task(server: SkyPlatform, opened: Opener) -> None
         ("CANCELLED", JobState.CANCELLED),
     ],
 )
-def test_each_of_skypilots_states_has_ours(told: str, state: JobState) -> None:
+def test_each_of_skypilots_states_has_ours(told, state):
     assert task.status_of({"status": told, "failure_reason": None}).state is state
 
 
-def test_a_job_on_its_way_out_is_running_until_its_machine_is_gone(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_a_job_on_its_way_out_is_running_until_its_machine_is_gone(server, executor):
     job = executor.submit(spec())
     await_running(executor, job)
     server.jobs[1].is_cancelled = True
@@ -319,27 +293,21 @@ H100 = Resources("H100", 8)
     ],
     ids=["catalog", "bound", "spot", "elsewhere", "cpu"],
 )
-def test_a_price_is_the_servers_and_never_guessed(
-    opened: Opener, resources: Resources, given: dict[str, Any], usd: float | None, said: str
-) -> None:
+def test_a_price_is_the_servers_and_never_guessed(opened, resources, given, usd, said):
     price = opened(**given).price(spec(resources=resources))
     assert price.usd_per_hour == usd and re.search(said, price.source) and price.overrun_s >= 600
 
 
 @pytest.mark.parametrize(("gpu", "usd"), [("H100", 31.92), ("H1000", None)])
 @pytest.mark.parametrize("lacking", [{"has_catalog": False}, {"clouds": []}], ids=["catalog", "clouds"])
-def test_without_a_catalog_or_a_cloud_the_shipped_table_serves_marked_stale(
-    server: SkyPlatform, executor: SkyExecutor, gpu: str, usd: float | None, lacking: dict[str, Any]
-) -> None:
+def test_without_a_catalog_or_a_cloud_the_shipped_table_serves_marked_stale(server, executor, gpu, usd, lacking):
     vars(server).update(lacking)
     price = executor.price(spec(resources=Resources(gpu, 8)))
     assert price.usd_per_hour == usd and re.match(r"stale, .* \(2026-11-26\)", price.source)
     assert "max_hourly_cost" in price.unbounded
 
 
-def test_a_price_and_a_description_wait_for_no_server(
-    server: SkyPlatform, executor: SkyExecutor, waits: list[float]
-) -> None:
+def test_a_price_and_a_description_wait_for_no_server(server, executor, waits):
     server.close()
     wanted = spec(resources=H100, secrets=Secrets({"KEY": SECRET}))
     assert executor.price(wanted).source.startswith("stale")
@@ -348,22 +316,20 @@ def test_a_price_and_a_description_wait_for_no_server(
     assert waits == []
 
 
-def test_machines_of_ones_own_cost_nothing(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_of_ones_own_cost_nothing(opened, monkeypatch):
     own = ["Kubernetes", None, "H100", 8.0, None, None, None, None, None, "my-cluster"]
     monkeypatch.setitem(CATALOG, "H100", [*CATALOG["H100"], own])
     assert opened(infra="k8s/my-cluster").price(spec(resources=H100)).usd_per_hour == 0.0
 
 
-def test_the_account_tells_users_and_one_machines_loopback_from_anothers(
-    server: SkyPlatform, opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_account_tells_users_and_one_machines_loopback_from_anothers(server, opened, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     assert opened().account() == f"@{server.url} on here"
     server.user = {"id": "1", "name": "ann"}
     assert opened().account() == f"ann@{server.url} on here"
 
 
-def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_reaches_it(opened: Opener) -> None:
+def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_reaches_it(opened):
     far = opened(endpoint="https://sky.example", token="sky-token-0123456789")
     assert far.credentials() == {
         "SKYPILOT_API_SERVER_ENDPOINT": "https://sky.example",
@@ -373,7 +339,7 @@ def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_rea
         opened(endpoint="http://127.0.0.1:1").credentials()
 
 
-def test_an_error_shows_nothing_of_the_request_that_it_answers(server: SkyPlatform, executor: SkyExecutor) -> None:
+def test_an_error_shows_nothing_of_the_request_that_it_answers(server, executor):
     with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
         client.launch({"name": SECRET})
     assert "body.task: Field required" in str(raised.value) and SECRET not in str(raised.value)

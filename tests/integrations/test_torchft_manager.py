@@ -62,28 +62,28 @@ def one_round(manager: BucketManager, value: float, dtype: torch.dtype = torch.f
 # --- decisions ------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_round_waits_for_all_replicas_until_time_is_up() -> None:
+def test_the_first_round_waits_for_all_replicas_until_time_is_up():
     assert who_takes_part("ba", "ba", None, False, TERMS) is None
     assert who_takes_part("ba", "ba", None, True, TERMS) == ("a", "b")
     assert who_takes_part("cba", "cba", None, False, TERMS) == ("a", "b", "c")
 
 
-def test_a_later_round_waits_only_for_replicas_that_gave_a_sign_of_life() -> None:
+def test_a_later_round_waits_only_for_replicas_that_gave_a_sign_of_life():
     assert who_takes_part("ab", "ab", "ab", False, TERMS) == ("a", "b")
     assert who_takes_part("ab", "ab", "abc", False, TERMS) is None
     assert who_takes_part("ab", "ab", "abc", True, TERMS) == ("a", "b")
 
 
-def test_a_replica_whose_part_fits_no_other_is_not_waited_for() -> None:
+def test_a_replica_whose_part_fits_no_other_is_not_waited_for():
     assert who_takes_part("ab", "abc", None, False, TERMS) == ("a", "b")
 
 
-def test_a_round_with_too_few_is_void_when_time_is_up() -> None:
+def test_a_round_with_too_few_is_void_when_time_is_up():
     assert who_takes_part("a", "a", "a", False, TERMS) is None
     assert who_takes_part("a", "a", "a", True, TERMS) == ()
 
 
-def test_the_base_of_a_round_is_that_of_most_replicas() -> None:
+def test_the_base_of_a_round_is_that_of_most_replicas():
     assert common_base({"a": "x", "b": "y", "c": "y"}) == "y"
     assert common_base({"b": "y", "a": "x"}) == "x"
 
@@ -92,9 +92,7 @@ def test_the_base_of_a_round_is_that_of_most_replicas() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_allreduce_gives_both_replicas_the_mean_in_their_dtype(
-    manager: Callable[..., BucketManager], dtype: torch.dtype
-) -> None:
+def test_allreduce_gives_both_replicas_the_mean_in_their_dtype(manager, dtype):
     both = [manager("a"), manager("b")]
     results = run_together(lambda: one_round(both[0], 1.0, dtype), lambda: one_round(both[1], 2.0, dtype))
     for tensor, committed in results:
@@ -102,9 +100,7 @@ def test_allreduce_gives_both_replicas_the_mean_in_their_dtype(
     assert [one.num_participants() for one in both] == [one.batches_committed() for one in both] == [2, 2]
 
 
-def test_a_replica_that_never_comes_is_left_out(
-    manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_that_never_comes_is_left_out(manager, monkeypatch):
     monkeypatch.setattr(ours, "START_PATIENCE", 0.05)
     settings: dict[str, Any] = {"num_replicas": 3}
     both = [manager(name, **settings) for name in "ab"]
@@ -113,9 +109,7 @@ def test_a_replica_that_never_comes_is_left_out(
     assert (first - in_lockstep(2, **TRAIN)[0]).abs().max().item() < 1e-6
 
 
-def test_a_late_replica_takes_over_the_rounds_it_missed(
-    manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_replica_takes_over_the_rounds_it_missed(manager, monkeypatch):
     monkeypatch.setattr(ours, "START_PATIENCE", 0.05)
     settings: dict[str, Any] = {"num_replicas": 3}
     both = [manager(name, **settings) for name in "ab"]
@@ -125,9 +119,7 @@ def test_a_late_replica_takes_over_the_rounds_it_missed(
     assert late.current_step() == 6 and not late.is_participating() and late.num_participants() == 2
 
 
-def test_a_late_replica_is_waited_for_again(
-    manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_replica_is_waited_for_again(manager, monkeypatch):
     settings: dict[str, Any] = {"min_replicas": 1, "timeout_s": 0.2}
     first, second = manager("a", **settings), manager("b", **settings | {"timeout_s": 30.0})
     assert one_round(first, 1.0)[1] and first.num_participants() == 1  # b stays away
@@ -151,9 +143,7 @@ def test_a_late_replica_is_waited_for_again(
     assert all(torch.equal(tensor, torch.full((3,), 1.5)) for tensor, _ in results)
 
 
-def test_a_round_with_too_few_replicas_is_void_and_three_in_a_row_are_an_error(
-    manager: Callable[..., BucketManager],
-) -> None:
+def test_a_round_with_too_few_replicas_is_void_and_three_in_a_row_are_an_error(manager):
     alone = manager("a", timeout_s=0.1)
     for _ in range(2):
         tensor, committed = one_round(alone, 1.0)
@@ -163,7 +153,7 @@ def test_a_round_with_too_few_replicas_is_void_and_three_in_a_row_are_an_error(
     assert alone.current_step() == 0
 
 
-def test_a_replica_started_again_gets_past_void_rounds(manager: Callable[..., BucketManager]) -> None:
+def test_a_replica_started_again_gets_past_void_rounds(manager):
     alone = manager("a", timeout_s=0.1)
     with pytest.raises(SiteError):
         for _ in range(ours.MAX_VOID_ROUNDS):
@@ -177,12 +167,12 @@ def test_a_replica_started_again_gets_past_void_rounds(manager: Callable[..., Bu
     assert results == [[False, False, False, True]] * 2
 
 
-def test_a_void_round_is_void_for_a_late_replica_too(manager: Callable[..., BucketManager]) -> None:
+def test_a_void_round_is_void_for_a_late_replica_too(manager):
     assert not one_round(manager("a", timeout_s=0.1), 1.0)[1]
     assert not one_round(manager("b"), 1.0)[1]
 
 
-def test_a_replica_with_other_tensors_stops_and_the_others_go_on(manager: Callable[..., BucketManager]) -> None:
+def test_a_replica_with_other_tensors_stops_and_the_others_go_on(manager):
     settings: dict[str, Any] = {"num_replicas": 3}
     three = [manager(name, **settings) for name in "abc"]
 
@@ -195,7 +185,7 @@ def test_a_replica_with_other_tensors_stops_and_the_others_go_on(manager: Callab
     assert first[1] and second[1] and third == "stopped" and three[0].num_participants() == 2
 
 
-def test_replicas_that_start_from_different_weights_find_out(manager: Callable[..., BucketManager]) -> None:
+def test_replicas_that_start_from_different_weights_find_out(manager):
     both = [manager(name, min_replicas=1) for name in "ab"]
     for number, one in enumerate(both):
         state = {"original_parameters": {"weight": torch.full((2,), float(number))}}
@@ -213,7 +203,7 @@ def test_replicas_that_start_from_different_weights_find_out(manager: Callable[.
 # --- the bucket -----------------------------------------------------------------------------------------------------
 
 
-def test_payloads_of_old_rounds_go_and_who_needs_them_is_told(manager: Callable[..., BucketManager]) -> None:
+def test_payloads_of_old_rounds_go_and_who_needs_them_is_told(manager):
     alone = manager("a", min_replicas=1, timeout_s=0.1)
     for _ in range(ours.KEPT_ROUNDS + 2):
         assert one_round(alone, 1.0)[1]
@@ -224,9 +214,7 @@ def test_payloads_of_old_rounds_go_and_who_needs_them_is_told(manager: Callable[
         one_round(manager("b", min_replicas=1), 1.0)
 
 
-def test_a_store_that_fails_for_a_moment_is_asked_again(
-    manager: Callable[..., BucketManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_fails_for_a_moment_is_asked_again(manager, monkeypatch):
     monkeypatch.setattr(ours, "RETRY_S", 0.01)
     alone = manager("a", min_replicas=1, timeout_s=3.0)
     failures = iter([StoreError("the bucket is busy")] * 3)
@@ -241,9 +229,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(
     assert one_round(alone, 1.0)[1] and next(failures, None) is None
 
 
-def test_a_replica_started_again_from_its_checkpoint_ends_with_the_others_weights(
-    manager: Callable[..., BucketManager],
-) -> None:
+def test_a_replica_started_again_from_its_checkpoint_ends_with_the_others_weights(manager):
     from torchft.local_sgd import DiLoCo  # type: ignore[import-not-found]
 
     from tests.integrations.replicas import INNER_LR, batches, fragment_modules, inner_step, make_net, outer_optimizers
@@ -275,7 +261,7 @@ def test_a_replica_started_again_from_its_checkpoint_ends_with_the_others_weight
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_replicas_must_agree_on_their_number(manager: Callable[..., BucketManager]) -> None:
+def test_replicas_must_agree_on_their_number(manager):
     manager("a")
     with pytest.raises(ConfigError, match="started with num_replicas = 2"):
         manager("b", num_replicas=3)
@@ -290,12 +276,12 @@ def test_replicas_must_agree_on_their_number(manager: Callable[..., BucketManage
         ({"timeout_s": 0}, "timeout_s"),
     ],
 )
-def test_bad_settings_are_refused(manager: Callable[..., BucketManager], changes: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(manager, changes, message):
     with pytest.raises(ConfigError, match=message):
         manager("a", **changes)
 
 
-def test_what_the_bucket_can_not_do_is_refused(manager: Callable[..., BucketManager]) -> None:
+def test_what_the_bucket_can_not_do_is_refused(manager):
     alone = manager("a")
     with pytest.raises(SiteError, match="no round is open"):
         alone.allreduce(torch.ones(2))
@@ -312,7 +298,7 @@ def test_what_the_bucket_can_not_do_is_refused(manager: Callable[..., BucketMana
         alone.state_dict()
 
 
-def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchft_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(ours.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[torchft\]'"):
         BucketManager("memory://none", run="run", replica="a", num_replicas=1, min_replicas=1)

@@ -101,10 +101,7 @@ def attacked(attack: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     rng = np.random.default_rng(8)
     truth = rng.standard_normal(5003)
     honest = [(truth + 0.3 * rng.standard_normal(5003)).astype(np.float32) for _ in range(7)]
-    adversary = {
-        "scaled": 1000 * honest[0],
-        "flipped": -honest[0],
-    }[attack]
+    adversary = {"scaled": 1000 * honest[0], "flipped": -honest[0]}[attack]
     return honest, [adversary] * 3
 
 

@@ -5,14 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_prime.outer.merge import (
-    SPAN_ELEMENTS,
-    carry,
-    carrying,
-    changed,
-    settle,
-    settling,
-)
+from composer_prime.outer.merge import SPAN_ELEMENTS, carry, carrying, changed, settle, settling
 
 EPS = 2.0**-23
 VECTORS = st.integers(0, 2**32 - 1).map(

@@ -61,11 +61,6 @@ def test_a_batch_that_is_not_there_reads_as_none(tmp_path):
     assert read_batch(tmp_path, 0) is None
 
 
-def test_an_empty_batch_is_a_batch(tmp_path):
-    write_batch(tmp_path, 0, [])
-    assert read_batch(tmp_path, 0) == []
-
-
 def test_a_second_write_replaces_the_first(tmp_path):
     rng = random.Random(3)
     first, second = [make_sample(rng)], [make_sample(rng), make_sample(rng)]

@@ -54,9 +54,7 @@ class FakeEngine:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [TURN, "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"],
-    ids=["it loops", "it calls itself"],
+    "text", [TURN, "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"], ids=["it loops", "it calls itself"]
 )
 def test_a_request_that_makes_it_loop_is_answered(folder: Path, text: str) -> None:
     tokenizer = load_tokenizer(with_template(folder, "{% if messages|length > 1 %}" + text + "{% endif %}x"))

@@ -34,7 +34,7 @@ def show(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
     return answer.out + answer.err
 
 
-def test_what_was_written_is_read_back_and_a_line_that_is_still_written_is_left_out(tmp_path: Path) -> None:
+def test_what_was_written_is_read_back_and_a_line_that_is_still_written_is_left_out(tmp_path):
     paths = write(tmp_path, TOOLED, replace(TOOLED, step=1))
     file = paths.site("a").conversations
     with file.open("a") as opened:
@@ -43,7 +43,7 @@ def test_what_was_written_is_read_back_and_a_line_that_is_still_written_is_left_
     assert read(tmp_path / "none") == []
 
 
-def test_a_site_that_resumes_leaves_out_what_it_plays_again(tmp_path: Path) -> None:
+def test_a_site_that_resumes_leaves_out_what_it_plays_again(tmp_path):
     before = [replace(TOOLED, step=step) for step in (0, 1, 1, 2)]
     file = write(tmp_path, *before).site("a").conversations
     drop(file, 1)
@@ -52,9 +52,7 @@ def test_a_site_that_resumes_leaves_out_what_it_plays_again(tmp_path: Path) -> N
     assert read(file) == []
 
 
-def test_the_command_shows_the_last_steps_rewards_calls_and_taught_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_the_last_steps_rewards_calls_and_taught_tokens(tmp_path, capsys, monkeypatch):
     write(tmp_path, TOOLED, replace(TOOLED, step=3, reward=1.0))
     shown = show(capsys, monkeypatch, str(tmp_path))
     assert "step 3" in shown and "reward 1.00" in shown and "step 0" not in shown
@@ -64,9 +62,7 @@ def test_the_command_shows_the_last_steps_rewards_calls_and_taught_tokens(
     assert (line["site"], line["step"], line["messages"][1]["calls"]) == ("a", 3, ['open({"box": "x"})'])
 
 
-def test_what_a_policy_or_a_tool_says_does_not_reach_the_terminal_raw(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_policy_or_a_tool_says_does_not_reach_the_terminal_raw(tmp_path, capsys, monkeypatch):
     hostile = "\x1b[2J[bold]x[/bold]\r\u202e"
     messages = (Message("user", hostile), Message("assistant", hostile, (hostile,), 3), Message("tool", hostile))
     write(tmp_path, replace(TOOLED, source=hostile, messages=messages))
@@ -76,9 +72,7 @@ def test_what_a_policy_or_a_tool_says_does_not_reach_the_terminal_raw(
         assert "[bold]x[/bold]" in shown
 
 
-def test_a_folder_without_conversations_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_conversations_is_refused_by_name(tmp_path, capsys, monkeypatch):
     assert "holds no conversations: name the folder of a run" in show(capsys, monkeypatch, str(tmp_path), code=2)
     write(tmp_path, TOOLED)
     assert "holds no conversations of step 7" in show(capsys, monkeypatch, str(tmp_path), "--step", "7", code=2)

@@ -1,5 +1,6 @@
 """A model folder that somebody made to do harm, or by mistake, is refused in one line wherever it is loaded."""
 
+import builtins
 import json
 import os
 import shutil
@@ -210,3 +211,16 @@ def test_a_tokenizer_that_is_none_is_one_line(folder: Path, file: str, text: str
         TOKENIZERS[way](folder)
     except BadInput as error:
         assert "\n" not in str(error) and str(folder) in str(error)
+
+
+def test_a_model_s_own_code_is_not_run_nor_asked_about(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, mapped = tmp_path / "marker", {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    set_config(folder, model_type="evil", auto_map=mapped)
+    (folder / "evil.py").write_text(f"import pathlib; pathlib.Path({str(marker)!r}).touch()\nclass Evil: pass\n")
+    monkeypatch.setattr(builtins, "input", lambda text="": "y")  # transformers would ask, and somebody say yes
+    for way in CONFIGS.values():
+        with pytest.raises(ModelError):
+            way(folder)
+    assert not marker.exists()

@@ -353,7 +353,7 @@ async def test_text_and_tokens_are_those_of_the_models_own_tokenizer(site: Site)
 async def test_chat_is_the_token_route_with_text_around_it(site: Site) -> None:
     body = {
         "model": "tiny",
-        "messages": [{"role": "user", "content": "Reverse: abcd"}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": part} for part in ("Reverse: ", "abcd")]}],
         "temperature": 0,
         "max_tokens": 5,
         "logprobs": True,
@@ -368,10 +368,7 @@ async def test_chat_is_the_token_route_with_text_around_it(site: Site) -> None:
     )
     tokens = (await site.generate(prompt, temperature=0, max_tokens=5))["choices"][0]["token_ids"]
     (choice,) = chat["choices"]
-    assert choice["message"] == {
-        "role": "assistant",
-        "content": tokenizer.decode(tokens, skip_special_tokens=True),
-    }
+    assert choice["message"] == {"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)}
     assert len(choice["logprobs"]["content"]) == len(tokens)
     assert chat["object"] == "chat.completion" and chat["policy_version"] == 0
     assert chat["usage"]["prompt_tokens"] == len(prompt) and chat["usage"]["completion_tokens"] == len(tokens)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from composer_prime.errors import BadInput, ModelError, SiteError
+from composer_prime.errors import BadInput, SiteError
 from composer_prime.sites.embedded.inference.engine import GenerateRequest, Sampling
 from composer_prime.sites.embedded.inference.vllm_engine import VllmEngine
 from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder, tied_names
@@ -128,13 +128,6 @@ def test_weights_in_several_files_are_linked_by_their_index(tmp_path: Path) -> N
     linked = json.loads((whole / "model.safetensors.index.json").read_text())["weight_map"]
     assert {name: (whole / link).resolve().name for name, link in linked.items()} == index
     assert len(list(whole.glob("*.safetensors"))) == len(halves)
-
-
-def test_a_model_without_safetensors_is_refused(tmp_path: Path) -> None:
-    model_dir = save_random_tiny(tmp_path / "model")
-    (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"has no \*\.safetensors, which inference\.engine vllm needs"):
-        start_and_close(engine(model_dir, Path(sys.executable), tmp_path))
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -285,19 +285,21 @@ def test_a_fixed_port_is_counted_up_over_the_sites(tmp_path: Path) -> None:
     assert [each.inference_port for each in settings] == [port, port + 1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_cleanly_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
-    code = f"""
+RUN = """
 import sys; from pathlib import Path
 from rich.console import Console
-from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import run_local
-from tests.sites.test_local_run import surroundings
-from composer_prime.sites.embedded.ports import claim_port, is_free
 from tests.sites.fake_site import small_recipe
-tmp_path = Path({str(tmp_path)!r})
-sys.exit(run_local(small_recipe(tmp_path), False, surroundings(tmp_path, Console(width=200), trainer="steps=2")))
+from tests.sites.test_local_run import surroundings
+tmp_path = Path({folder!r})
+sys.exit(run_local(small_recipe(tmp_path), False, surroundings(tmp_path, {more})))
 """
+"""A run in a process of its own."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_cleanly_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
+    code = RUN.format(folder=str(tmp_path), more='Console(width=200), trainer="steps=2"')
     paths = RunPaths.of(small_recipe(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         pids = [pid_of(paths.site(site), role) for site in "ab" for role in ("trainer", "orchestrator")]
@@ -346,16 +348,7 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
 def test_an_interrupt_while_the_model_is_built_ends_the_build(tmp_path: Path) -> None:
     started = tmp_path / "started"
     build = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    code = f"""
-import sys; from pathlib import Path
-from composer_prime.sites.embedded.interrupt import catch_interrupt
-from composer_prime.sites.embedded.local_run import run_local
-from tests.sites.test_local_run import surroundings
-from composer_prime.sites.embedded.ports import claim_port, is_free
-from tests.sites.fake_site import small_recipe
-tmp_path = Path({str(tmp_path)!r})
-sys.exit(run_local(small_recipe(tmp_path), False, surroundings(tmp_path, model={build!r})))
-"""
+    code = RUN.format(folder=str(tmp_path), more=f"model={build!r}")
     with subprocess.Popen([sys.executable, "-c", code]) as run:
         wait_until(lambda: started.exists() and started.read_text(), "the build runs")
         run.send_signal(signal.SIGINT)

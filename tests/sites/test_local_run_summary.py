@@ -14,14 +14,7 @@ from composer_prime.sites.embedded.plot import round_steps, smooth
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.screen import Screen, draw_line, draw_table
-from composer_prime.sites.embedded.summary import (
-    covered_s,
-    draw_summary,
-    dropped_lines,
-    show_bytes,
-    teacher_lines,
-    write_summary,
-)
+from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, teacher_lines, write_summary
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
 
@@ -112,10 +105,7 @@ def test_a_summary_holds_what_each_site_came_to(tmp_path: Path) -> None:
         "tokens": 812,
         "dropped_tokens": 0,
         "outer_rounds": 3,
-        "master_sha256": {
-            "0": {"version": 2, "sha256": "ab" * 32},
-            "1": {"version": 1, "sha256": "cd" * 32},
-        },
+        "master_sha256": {"0": {"version": 2, "sha256": "ab" * 32}, "1": {"version": 1, "sha256": "cd" * 32}},
         "bytes_up": 1500,
         "bytes_down": 2_500_000,
         "stall_s": 0.08,
@@ -169,18 +159,6 @@ def test_a_run_that_never_stepped_has_a_summary_of_nulls_and_no_picture(tmp_path
     assert not run.reward_plot.exists()
 
 
-def test_the_picture_shows_every_site(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path)
-    for site in "abc":
-        write_tapes(run.site(site))
-    write_summary(run)
-    first = run.reward_plot.read_bytes()
-    assert first.startswith(b"\x89PNG")
-    write_tapes(run.site("d"), [0.5] * 20)
-    write_summary(run)
-    assert run.reward_plot.read_bytes() != first
-
-
 def test_rounds_are_marked_where_their_count_grows() -> None:
     assert round_steps({0: 0, 1: 1, 2: 1, 4: 3, 3: 1}) == {1, 4}
     assert smooth([1.0, 2.0, 3.0, 7.0]) == [1.0, 1.5, 2.0, 4.0]
@@ -190,28 +168,6 @@ def test_wall_time_counts_what_overlaps_once_and_gaps_not_at_all() -> None:
     assert covered_s([(0, 10), (2, 12), (100, 105)]) == 17
     assert covered_s([(0, 10), (2, 3)]) == 10
     assert covered_s([]) == 0
-
-
-def test_the_table_shows_each_site_and_its_masters(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path / "two")
-    write_tapes(run.site("a"))
-    write_result(run.site("a"))
-    run.site("b").root.mkdir(parents=True)
-    console = Console(file=io.StringIO(), width=160)
-    console.print(draw_summary(write_summary(run)))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0:v2:abababab 1:v1:cdcdcdcd" in shown
-    assert "2.5 MB" in shown and "b (unfinished)" in shown and "2.0 %" in shown
-
-
-def test_bytes_are_told_in_fitting_units() -> None:
-    assert [show_bytes(n) for n in (None, 7, 1500, 2_500_000, 3_000_000_000)] == [
-        "-",
-        "7 B",
-        "1.5 kB",
-        "2.5 MB",
-        "3.0 GB",
-    ]
 
 
 NUMBERS = SiteNumbers(step=4, reward=0.5, rollouts_per_s=40.4, tokens_per_s=math.nan, rounds=2, stall=0.0123)

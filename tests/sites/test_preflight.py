@@ -80,7 +80,7 @@ def lines_of(answer: Answer) -> list[str]:
     return answer.err.removeprefix("composer-prime: ").splitlines()
 
 
-def test_five_faults_at_once_are_five_lines_and_nothing_was_made(tmp_path: Path, cli: Cli, taken_port: int) -> None:
+def test_five_faults_at_once_are_five_lines_and_nothing_was_made(tmp_path, cli, taken_port):
     (tmp_path / "file").touch()
     (tmp_path / "store").mkdir()
     environments = [{"id": "not-there"}, {"id": "reverse-letters", "lenght": 5}]
@@ -104,7 +104,7 @@ def test_five_faults_at_once_are_five_lines_and_nothing_was_made(tmp_path: Path,
         assert lines_of(cli(*command)) == said
 
 
-def test_prompt_reward_and_engine_are_tried_before_anything_starts(tmp_path: Path, cli: Cli, packages: Path) -> None:
+def test_prompt_reward_and_engine_are_tried_before_anything_starts(tmp_path, cli, packages):
     engine = {"engine": "vllm", "python": sys.executable}
     recipe = written(tmp_path, {"id": "long-prompt"}, {"id": "raising-reward"}, inference=engine)
     said = lines_of(cli("plan", recipe, "--check"))
@@ -117,7 +117,7 @@ def test_prompt_reward_and_engine_are_tried_before_anything_starts(tmp_path: Pat
     assert lines_of(cli("run", recipe)) == said and not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(tmp_path: Path, cli: Cli) -> None:
+def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(tmp_path, cli):
     model = save_random_tiny(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
@@ -125,7 +125,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused(tmp_
     assert "token ids up to 264, and its embeddings have 200 rows" in said[-1]
 
 
-def test_samples_longer_than_the_models_context_are_refused(tmp_path: Path, cli: Cli) -> None:
+def test_samples_longer_than_the_models_context_are_refused(tmp_path, cli):
     model = save_random_tiny(tmp_path / "model")
     context = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     recipe = written(tmp_path, model={"name": str(model)}, seq_len=context + 1)
@@ -134,7 +134,7 @@ def test_samples_longer_than_the_models_context_are_refused(tmp_path: Path, cli:
     assert list((tmp_path / "out").glob("*")) == []
 
 
-def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_takes(tmp_path: Path) -> None:
+def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_takes(tmp_path):
     def used(act: Callable[[], object]) -> float:
         """Seconds of CPU, of a process that `act` starts and awaits."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -156,7 +156,7 @@ def test_setting_up_environments_takes_at_most_half_of_what_importing_verifiers_
     ]
 
 
-def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp_path: Path) -> None:
+def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp_path):
     def warnings(room: int) -> list[str]:
         source = {"name": "boxes", "env": {"taskset": {"id": "tool-letters"}}}
         train = {"source": [source], "sampling": {"max_completion_tokens": room}}
@@ -171,7 +171,7 @@ def test_an_answer_too_short_for_any_call_is_warned_of_with_the_value_to_set(tmp
 
 
 @pytest.mark.parametrize(("family", "lists"), [("deepseek-v3", False), ("qwen3", True)])
-def test_a_template_that_lists_no_tools_is_warned_of(tmp_path: Path, family: str, lists: bool) -> None:
+def test_a_template_that_lists_no_tools_is_warned_of(tmp_path, family, lists):
     save_model(tmp_path, family)
     source = {"name": "boxes", "env": {"taskset": {"id": "tool-letters"}}}
     recipe = small_recipe(
@@ -181,7 +181,7 @@ def test_a_template_that_lists_no_tools_is_warned_of(tmp_path: Path, family: str
     assert not found.problems and lists is not any("doesn't list tools" in each for each in found.warnings)
 
 
-def test_a_template_that_refuses_a_tools_result_is_refused_where_there_are_tools(tmp_path: Path) -> None:
+def test_a_template_that_refuses_a_tools_result_is_refused_where_there_are_tools(tmp_path):
     save_model(tmp_path, "qwen3")
     template = tmp_path / "chat_template.jinja"
     refusal = (
@@ -225,7 +225,7 @@ assert not {"torch", "transformers", "verifiers"} & {*sys.modules}
         ({"inference": {"server": {"port": 65535}}}, "inference.server.port (65536) is in use"),
     ],
 )
-def test_what_needs_no_import_is_one_line_without_one(tmp_path: Path, tables: dict[str, Any], said: str) -> None:
+def test_what_needs_no_import_is_one_line_without_one(tmp_path, tables, said):
     (tmp_path / "file").touch()
     path = Path(written(tmp_path, **tables))
     path.write_text(path.read_text().replace("HERE", str(tmp_path)))
@@ -243,9 +243,7 @@ def test_what_needs_no_import_is_one_line_without_one(tmp_path: Path, tables: di
         (errno.EROFS, "write access"),
     ],
 )
-def test_a_quota_and_a_limit_are_told_from_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
-) -> None:
+def test_a_quota_and_a_limit_are_told_from_a_full_disk(tmp_path, monkeypatch, number, remedy):
     def refused(**where: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -255,9 +253,7 @@ def test_a_quota_and_a_limit_are_told_from_a_full_disk(
 
 
 @pytest.mark.parametrize("monitor", ["wandb", "trackio"])
-def test_a_monitor_without_its_package_is_refused_before_anything_starts(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, monitor: str
-) -> None:
+def test_a_monitor_without_its_package_is_refused_before_anything_starts(tmp_path, cli, monkeypatch, monitor):
     found, absent = importlib.metadata.distributions, {"name": monitor}
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **by: [] if by == absent else found(**by))
     said = f"monitors.{monitor} needs {monitor}, which isn't installed: {INSTALL.format(monitor)}"
@@ -271,9 +267,7 @@ def test_a_monitor_without_its_package_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("name", ["tiny", "small-tools"])
-def test_a_model_whose_maker_is_not_installed_is_one_line_before_anything_starts(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_model_whose_maker_is_not_installed_is_one_line_before_anything_starts(tmp_path, cli, monkeypatch, name):
     """Said by what needs no import, and again by the rehearsal."""
     recipe = written(tmp_path, model={"name": name}, outer=outer(store=str(tmp_path / "store")))
     hide_makers(tmp_path / "hiding", monkeypatch)
@@ -284,30 +278,17 @@ def test_a_model_whose_maker_is_not_installed_is_one_line_before_anything_starts
     assert (done.stdout, done.stderr) == (f"{said_of(name)}\n", "")
 
 
-def test_another_model_needs_no_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_needs_no_maker(tmp_path, monkeypatch):
     model = save_random_tiny(tmp_path / "model")
     hide_makers(tmp_path / "hiding", monkeypatch)
     _, said = check(small_recipe(tmp_path / "out", model={"name": str(model)}), "ab")
     assert "first prompts and rewards in" in said
 
 
-def test_a_launch_says_all_at_once_before_it_writes(tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "file").touch()
-    recipe = written(tmp_path, {"id": "not-there"}, outer=outer(store=str(tmp_path / "file")))
-    said = lines_of(cli("launch", recipe, "--on", "local"))
-    assert [line.split(" ")[0] for line in said] == ["outer.store", "environment"]
-
-
 @pytest.mark.parametrize(
-    "command",
-    [
-        "export RUN --to new --model tiny",
-        "follow RUN --model tiny --dir new",
-        "verify RUN",
-        "status RUN",
-    ],
+    "command", ["export RUN --to new --model tiny", "follow RUN --model tiny --dir new", "verify RUN", "status RUN"]
 )
-def test_a_store_without_a_run_is_told_before_torch_is_loaded(tmp_path: Path, command: str) -> None:
+def test_a_store_without_a_run_is_told_before_torch_is_loaded(tmp_path, command):
     program = (
         "import sys; from composer_prime.cli.main import main; code = 0\n"
         "try: main()\n"
@@ -319,7 +300,7 @@ def test_a_store_without_a_run_is_told_before_torch_is_loaded(tmp_path: Path, co
     assert done.returncode == 2 and "holds no run" in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_what_is_right_is_checked_and_leaves_nothing(tmp_path: Path) -> None:
+def test_what_is_right_is_checked_and_leaves_nothing(tmp_path):
     _, said = check(small_recipe(tmp_path, outer=outer(store=str(tmp_path / "store"))), "ab")
     assert "verifiers imported in" in said and "first prompts and rewards in" in said
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
-from composer_prime.sites.embedded.processes import Child, describe_exit, stop, tail
+from composer_prime.sites.embedded.processes import Child, stop, tail
 from tests.patience import PATIENCE_S, wait_until
 from tests.sites.fake_site import is_gone
 
@@ -128,8 +128,3 @@ print(child.pid, flush=True)
         assert not is_gone(middle_pid) and not is_gone(below_pid)
         os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: is_gone(middle_pid) and is_gone(below_pid), "both are gone")
-
-
-def test_exits_are_told_in_words() -> None:
-    assert describe_exit(3) == "exit code 3"
-    assert describe_exit(-9) == "killed by SIGKILL"

@@ -21,13 +21,7 @@ from composer_prime.errors import SiteError, TeacherError
 from composer_prime.losses.preferences import FALL
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.learner import Learner, import_loss
-from composer_prime.sites.embedded.stored import (
-    MAX_UNSCORED_DRAWS,
-    EncodedPair,
-    EncodedTurn,
-    StoredSamples,
-    drawn,
-)
+from composer_prime.sites.embedded.stored import MAX_UNSCORED_DRAWS, EncodedPair, EncodedTurn, StoredSamples, drawn
 from composer_prime.teachers.served import ServedModel
 from composer_prime.traces.pairs.encoding import Action
 from tests.sites.letters_site import letters_site

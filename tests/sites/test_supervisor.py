@@ -16,19 +16,16 @@ from composer_prime.metrics import SITE_WALL_S, read_tape
 from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.restarts import MAX_RESTARTS, ROLES, Verdict, judge_exit
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
-from composer_prime.sites.embedded.weights import newest_broadcast
 from tests.patience import wait_until
 from tests.sites.fake_site import all_gone, fake_roles, is_gone, pid_of, settle
 
 
-def follow(supervisor: SiteSupervisor) -> None:
-    """Poll until the site has ended."""
-
-    def ended() -> bool:
-        supervisor.poll()
-        return supervisor.state is not SiteState.RUNNING
-
-    wait_until(ended, "the site ends")
+def lived(tmp_path: Path, **roles: str) -> SiteSupervisor:
+    """A site whose roles do so, followed to its end."""
+    supervisor = SiteSupervisor(settle(tmp_path), command=fake_roles(**roles))
+    supervisor.start()
+    wait_until(lambda: (supervisor.poll(), supervisor.state is not SiteState.RUNNING)[1], "the site ends")
+    return supervisor
 
 
 @pytest.mark.parametrize(
@@ -54,9 +51,7 @@ def test_what_an_exit_means(role: str, code: int, restarts: int, has_result: boo
 
 
 def test_a_site_is_done_when_its_trainer_leaves_a_result(tmp_path: Path) -> None:
-    supervisor = SiteSupervisor(settle(tmp_path), command=fake_roles(trainer="steps=4 ending=result"))
-    supervisor.start()
-    follow(supervisor)
+    supervisor = lived(tmp_path, trainer="steps=4 ending=result")
     assert supervisor.state is SiteState.DONE and supervisor.error is None
     assert all_gone([child.pid for child in supervisor.children.values()])
     assert read_tape(supervisor.paths.tape("supervisor"))[0][SITE_WALL_S] > 0
@@ -103,9 +98,7 @@ def test_the_others_wait_no_longer_than_they_must(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("role", ["orchestrator", "trainer"])
 def test_a_crash_names_role_code_and_last_lines_and_ends_the_site(tmp_path: Path, role: str) -> None:
-    supervisor = SiteSupervisor(settle(tmp_path), command=fake_roles(**{role: "ending=exit:3"}))
-    supervisor.start()
-    follow(supervisor)
+    supervisor = lived(tmp_path, **{role: "ending=exit:3"})
     assert supervisor.state is SiteState.FAILED
     assert isinstance(supervisor.error, ProcessCrashed)
     first, *lines = str(supervisor.error).splitlines()
@@ -117,9 +110,7 @@ def test_a_crash_names_role_code_and_last_lines_and_ends_the_site(tmp_path: Path
 
 @pytest.mark.parametrize("role", ROLES)
 def test_exit_code_2_is_bad_input_in_the_words_of_the_role(tmp_path: Path, role: str) -> None:
-    supervisor = SiteSupervisor(settle(tmp_path), command=fake_roles(**{role: "ending=exit:2"}))
-    supervisor.start()
-    follow(supervisor)
+    supervisor = lived(tmp_path, **{role: "ending=exit:2"})
     assert isinstance(supervisor.error, BadInput)
     assert str(supervisor.error) == f"a/{role}: widget (7) must be at most 3: lower it"
 
@@ -144,14 +135,8 @@ def test_a_killed_inference_comes_back_and_is_told_the_newest_complete_weights(t
     supervisor.stop()
 
 
-def test_without_a_broadcast_there_is_nothing_to_tell(tmp_path: Path) -> None:
-    assert newest_broadcast(settle(tmp_path).paths) is None
-
-
 def test_an_inference_that_keeps_crashing_ends_the_site(tmp_path: Path) -> None:
-    supervisor = SiteSupervisor(settle(tmp_path), command=fake_roles(inference="ending=exit:1"))
-    supervisor.start()
-    follow(supervisor)
+    supervisor = lived(tmp_path, inference="ending=exit:1")
     assert isinstance(supervisor.error, ProcessCrashed) and "a/inference" in str(supervisor.error)
     assert supervisor.num_restarts["inference"] == MAX_RESTARTS
 

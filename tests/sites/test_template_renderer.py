@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ def sampled(renderer: TemplateRenderer, before: Messages, said: dict[str, Any], 
 
 @family
 @pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
-def test_prompts_are_what_the_template_writes(name: str, tools: bool, renderer: TemplateRenderer, tokenizers) -> None:
+def test_prompts_are_what_the_template_writes(name, tools, renderer, tokenizers):
     if tools and not FAMILIES[name].calls:
         pytest.skip("its template has no calls")
     messages, more = conversation(name, tools=tools), {"tools": [LOOK]} if tools else {}
@@ -108,7 +107,7 @@ def test_prompts_are_what_the_template_writes(name: str, tools: bool, renderer: 
 
 
 @family
-def test_each_messages_own_tokens_are_known(name: str, renderer: TemplateRenderer, tokenizers) -> None:
+def test_each_messages_own_tokens_are_known(name, renderer, tokenizers):
     messages = conversation(name, tools=False)
     rendered = renderer.render(messages)
     for place, message in enumerate(messages):
@@ -124,9 +123,7 @@ def test_each_messages_own_tokens_are_known(name: str, renderer: TemplateRendere
 
 @family
 @pytest.mark.parametrize("follows", ["user", "tool"])
-def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(
-    name: str, follows: str, renderer: TemplateRenderer, tokenizers
-) -> None:
+def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(name, follows, renderer, tokenizers):
     tools = [LOOK] if follows == "tool" else None
     if tools and not FAMILIES[name].calls:
         pytest.skip("its template has no calls")
@@ -149,7 +146,7 @@ def test_sampled_tokens_stay_across_turns_or_the_whole_is_rendered_anew(
 
 
 @with_tools
-def test_calls_are_read_as_the_template_writes_them(name: str, renderer: TemplateRenderer) -> None:
+def test_calls_are_read_as_the_template_writes_them(name, renderer):
     before = conversation(name, tools=True)[:-2]
     completion = sampled(renderer, before, CALLS, [LOOK])
     parsed = renderer.parse_response(completion, tools=[LOOK])
@@ -160,9 +157,7 @@ def test_calls_are_read_as_the_template_writes_them(name: str, renderer: Templat
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-3.1", "mistral"])
-def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(
-    name: str, renderer: TemplateRenderer, tokenizers
-) -> None:
+def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(name, renderer, tokenizers):
     opener = {"qwen3": "<tool_call>", "llama-3.1": "", "mistral": "[TOOL_CALLS] "}[name]
     for body, status in (
         ('{"name": "look", "arg', ToolCallParseStatus.INVALID_JSON),
@@ -175,7 +170,7 @@ def test_a_call_that_is_no_json_or_has_no_name_is_a_failed_call(
 
 
 @with_tools
-def test_a_call_as_verifiers_tells_it_is_written_and_answered(name: str, renderer: TemplateRenderer) -> None:
+def test_a_call_as_verifiers_tells_it_is_written_and_answered(name, renderer):
     """Ids are drawn, of which some templates take none but of nine letters and digits; no content is None."""
     before, call, result = conversation(name, tools=True)[:-2], CALLS, RESULT
     odd = (
@@ -191,7 +186,7 @@ def test_a_call_as_verifiers_tells_it_is_written_and_answered(name: str, rendere
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral"])
-def test_several_calls_of_an_answer_are_read_in_order(name: str, renderer: TemplateRenderer) -> None:
+def test_several_calls_of_an_answer_are_read_in_order(name, renderer):
     calls = [CALL, CALL | {"id": "abcdefghj", "function": {"name": "look", "arguments": '{"box": "e"}'}}]
     completion = sampled(renderer, [USER], CALLS | {"tool_calls": calls}, [LOOK])
     found = renderer.parse_response(completion, tools=[LOOK]).tool_calls
@@ -199,7 +194,7 @@ def test_several_calls_of_an_answer_are_read_in_order(name: str, renderer: Templ
 
 
 @family
-def test_auto_takes_a_renderer_that_writes_as_the_template_or_the_template(name: str, tmp_path: Path) -> None:
+def test_auto_takes_a_renderer_that_writes_as_the_template_or_the_template(name, tmp_path):
     save_tokenizer(tmp_path, name)
     settings = renderer_settings(RendererConfig(), str(tmp_path), tmp_path)
     assert settings["name"] == CHOSEN.get(name, "custom")
@@ -207,7 +202,7 @@ def test_auto_takes_a_renderer_that_writes_as_the_template_or_the_template(name:
     assert getattr(made_renderer(settings, tmp_path), "supports_tools", True) is FAMILIES[name].calls
 
 
-def test_a_renderer_that_writes_otherwise_than_the_template_is_refused_or_accepted(tmp_path: Path) -> None:
+def test_a_renderer_that_writes_otherwise_than_the_template_is_refused_or_accepted(tmp_path):
     tokenizer = save_tokenizer(tmp_path, "llama-3.1")
     named = RendererConfig(name="llama-3")
     check_renderer(named, "mine", tmp_path)
@@ -225,7 +220,7 @@ def test_a_renderer_that_writes_otherwise_than_the_template_is_refused_or_accept
     assert renderer_settings(RendererConfig(), "mine", tmp_path)["name"] == "custom", "auto takes the template"
 
 
-def test_a_hub_model_has_the_packages_renderer_while_that_writes_as_its_template(tmp_path: Path) -> None:
+def test_a_hub_model_has_the_packages_renderer_while_that_writes_as_its_template(tmp_path):
     save_tokenizer(tmp_path, "qwen3")
     quiet, thinking = RendererConfig(), RendererConfig(enable_thinking=True)  # type: ignore[call-arg]
     assert renderer_settings(thinking, "Qwen/Qwen3-0.6B", tmp_path) == {"name": "qwen3", "enable_thinking": True}
@@ -234,7 +229,7 @@ def test_a_hub_model_has_the_packages_renderer_while_that_writes_as_its_template
     assert renderer_settings(quiet, "tiny", tmp_path) == {"name": "qwen3", "enable_thinking": False}
 
 
-def test_a_key_of_the_recipe_names_no_code(tmp_path: Path) -> None:
+def test_a_key_of_the_recipe_names_no_code(tmp_path):
     save_tokenizer(tmp_path, "plain")
     plain, foreign = (
         RendererConfig(name="default"),
@@ -246,7 +241,7 @@ def test_a_key_of_the_recipe_names_no_code(tmp_path: Path) -> None:
     assert one == other
 
 
-def test_what_can_not_be_told_or_made_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_what_can_not_be_told_or_made_is_refused_in_a_line(tmp_path):
     tokenizer = save_tokenizer(tmp_path, "plain")
     for config, said in (
         (RendererConfig(name="qwen3"), r"\(qwen3\) can't write with this tokenizer: Special token"),

@@ -2,9 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -45,7 +42,7 @@ class HandClock:
         return self.now
 
 
-def test_the_first_cause_of_several_is_told_once_it_has_lasted_and_what_it_hides_after_it(tmp_path: Path) -> None:
+def test_the_first_cause_of_several_is_told_once_it_has_lasted_and_what_it_hides_after_it(tmp_path):
     clock, told = HandClock(), []
     waits = Waits(tmp_path / "waits.json", clock, clock)
     waits.listener = told.append
@@ -75,14 +72,7 @@ def test_the_first_cause_of_several_is_told_once_it_has_lasted_and_what_it_hides
     ],
     ids=["a paused engine", "an environment that never answers"],
 )
-def test_rollouts_that_do_not_come_are_told_until_they_come(
-    tmp_path: Path,
-    tokenizer_dir: Path,
-    run_async: Callable[[Coroutine[Any, Any, None]], None],
-    soon: None,
-    policy: FakePolicy,
-    cause: str,
-) -> None:
+def test_rollouts_that_do_not_come_are_told_until_they_come(tmp_path, tokenizer_dir, run_async, soon, policy, cause):
     async def holds(site: SiteSettings) -> None:
         path = site.paths.waiting("orchestrator")
         work = asyncio.create_task(orchestrator.serve(site))
@@ -101,9 +91,7 @@ def test_rollouts_that_do_not_come_are_told_until_they_come(
         run_async(holds(letters_site(tmp_path, port=port, model_dir=tokenizer_dir)))
 
 
-def test_a_trainer_without_a_batch_says_what_its_orchestrator_waits_for_and_status_shows_it(
-    tmp_path: Path, soon: None
-) -> None:
+def test_a_trainer_without_a_batch_says_what_its_orchestrator_waits_for_and_status_shows_it(tmp_path, soon):
     settings = settle(tmp_path, outer=True)
     paths, clock = settings.paths, HandClock()
     theirs = Waits(paths.waiting("orchestrator"), clock, clock)
@@ -135,7 +123,7 @@ def test_a_trainer_without_a_batch_says_what_its_orchestrator_waits_for_and_stat
         trainer.close()
 
 
-def test_the_line_of_a_site_that_waits_says_the_cause_and_since_when(tmp_path: Path) -> None:
+def test_the_line_of_a_site_that_waits_says_the_cause_and_since_when(tmp_path):
     site = SiteSupervisor(fake_site.settle(tmp_path))
     site.state, view, clock = SiteState.RUNNING, _View([site]), HandClock()
     assert view.look()["a"][0] == "starting"

@@ -71,9 +71,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_parameter_that_would_be_made_up_dropped_or_reshaped_is_named(
-    fault: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_parameter_that_would_be_made_up_dropped_or_reshaped_is_named(fault, folder, capsys):
     spoil, told = FAULTS[fault]
     spoil(folder)
     assert main([str(folder), "0", str(folder.parent / "cache"), "cpu"]) == 2
@@ -90,16 +88,14 @@ def test_a_parameter_that_would_be_made_up_dropped_or_reshaped_is_named(
     ],
     ids=["tied", "bfloat16", "no dtype"],
 )
-def test_what_is_all_there_is_loaded(spoil: Callable[[Path], object], folder: Path) -> None:
+def test_what_is_all_there_is_loaded(spoil, folder):
     spoil(folder)
     assert main([str(folder), "0", str(folder.parent / "cache"), "cpu"]) == 0
     held, policy = load_file(folder / WEIGHTS), dict(load_policy(folder).named_parameters())
     assert policy.keys() == held.keys() and all(torch.equal(policy[name], held[name].float()) for name in policy)
 
 
-def test_a_run_with_such_a_folder_starts_no_site(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_such_a_folder_starts_no_site(folder, tmp_path, capsys, monkeypatch):
     without("lm_head.weight")(folder)
     recipe = written(tmp_path, model={"name": str(folder)}, output_dir=str(tmp_path / "out"))
     answer = call(capsys, monkeypatch, "run", recipe)
@@ -107,16 +103,14 @@ def test_a_run_with_such_a_folder_starts_no_site(
     assert not [*tmp_path.glob("out/*/sites")] and not [*tmp_path.rglob("trainer.log")]
 
 
-def test_layers_with_recurrent_state_are_refused_before_a_site_starts_unless_vllm_serves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_with_recurrent_state_are_refused_before_a_site_starts_unless_vllm_serves(tmp_path, capsys):
     save_model(tmp_path, "qwen3.5")
     asked = [str(tmp_path), "0", str(tmp_path / "cache"), "cpu"]
     assert (main(asked), main([*asked, "vllm"])) == (2, 0)
     assert "has layers with recurrent state, which inference.engine transformers can't batch" in capsys.readouterr().err
 
 
-def test_a_policy_that_lacks_a_part_is_never_loaded(folder: Path) -> None:
+def test_a_policy_that_lacks_a_part_is_never_loaded(folder):
     without(NORM)(folder)
     with pytest.raises(ModelError, match="would be random"):
         load_policy(folder)

@@ -34,12 +34,9 @@ def size_bounds(codec: str, size: int) -> tuple[int, int]:
         most = least + sum(free // 32 for free in rest)
         fixed = 3 * blocks + -(-2 * least // 8) + -(-5 * least // 8)
         return fixed + -(-least // 8), fixed + -(-most // 8)
-    num_bytes = {
-        "fp32": 4 * size,
-        "bf16": 2 * size,
-        "int8": 4 * blocks + size,
-        "int4": 2 * blocks + -(-size // 2),
-    }[codec]
+    num_bytes = {"fp32": 4 * size, "bf16": 2 * size, "int8": 4 * blocks + size, "int4": 2 * blocks + -(-size // 2)}[
+        codec
+    ]
     return num_bytes, num_bytes
 
 

@@ -166,18 +166,9 @@ MANIFEST = fields(
 )
 FOUNDING = fields(protocol=one_of(PROTOCOL), run=text, terms=terms, owner=maybe(text), keys=by_site(text))
 CLOSE = fields(
-    versions=many(COUNT),
-    masters=many(sha256_hex),
-    voids=many(many(COUNT)),
-    closed_by=text,
-    signature=maybe(text),
+    versions=many(COUNT), masters=many(sha256_hex), voids=many(many(COUNT)), closed_by=text, signature=maybe(text)
 )
-ADMISSION = fields(
-    number=POSITIVE,
-    keys=by_site(text),
-    guests=many(text),
-    signature=maybe(text),
-)
+ADMISSION = fields(number=POSITIVE, keys=by_site(text), guests=many(text), signature=maybe(text))
 
 
 def read(check: Check, data: bytes) -> dict[str, Any]:

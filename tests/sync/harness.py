@@ -18,12 +18,14 @@ from composer_prime.sync.errands import Capture
 from composer_prime.sync.journal import Journal
 from composer_prime.sync.learning import Held, Present
 from composer_prime.sync.parameters import LocalParameters
-from composer_prime.sync.records import Commit
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Commit, Offer
 from composer_prime.sync.runtime import Condition, Task
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.start import Founding, create_or_join
 from composer_prime.sync.terms import Terms
+from composer_prime.sync.validity import write_commit
 from tests.patience import PATIENCE_S
 
 
@@ -113,6 +115,21 @@ class HandRuntime:
         """Nothing to let go of."""
 
 
+KEYS = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abcdegp"}
+"""Of sites by name."""
+OWNER = SigningKey.from_bytes(bytes(32))
+
+
+def admitting(names: str, owner: SigningKey | None = None) -> Founding:
+    """The founding of a run that admits these sites of one letter each."""
+    return Founding(owner and owner.public, {name: KEYS[name].public for name in names})
+
+
+def commit_of(store: Store, version: int = 0, fragment: int = 0) -> Commit:
+    """The commit of a round."""
+    return read_record(store, Commit, keys.commit(fragment, version))
+
+
 def empty_commit(**fields: Any) -> Commit:
     """A commit of the first round that takes nothing, unsigned, but for `fields`; at least base_sha and previous."""
     plain = {
@@ -174,6 +191,55 @@ class HandSite:
         self.trained += tokens
         movement = torch.full((numel,), float(values)) if not isinstance(values, torch.Tensor) else values
         self.courier.submit(Capture(fragment, movement, torch.zeros(numel), None, tokens, 1, self.trained))
+
+    def offer(self, fragment: int, values: Any, tokens: int = 10) -> Offer:
+        """Hand a movement over, and let its offer stand; nothing is closed."""
+        self.hand_over(fragment, values, tokens)
+        self.bring(fragment)
+        return read_record(self.store, Offer, keys.offer(fragment, self.replicas[fragment].version, self.name))
+
+    def bring(self, fragment: int = 0) -> None:
+        """Let the offer of what was handed over stand."""
+        self.runtime.run_tasks()
+        self.courier._bring(fragment)
+
+    def commit_taking(self, *offers: Offer, **changes: Any) -> Commit:
+        """Its commit of the open round of fragment 0 on these offers, whatever they say, but for `changes`."""
+        replica = self.replicas[0]
+        commit = write_commit(
+            facts=replica.coding.facts,
+            version=replica.version,
+            base_sha=replica.master.sha256,
+            previous=replica.previous,
+            take={offer.site: offer for offer in offers},
+            refused={},
+            voids=replica.history.voids,
+            terms=self.run.terms,
+            guests=(),
+            admissions=0,
+            admission_sha=None,
+            committer=self.name,
+            incarnation=0,
+        ).model_copy(update=changes)
+        assert self.store.create(keys.commit(0, replica.version), commit.to_bytes())
+        return commit
+
+
+def closing(clock: list[float], *sites: HandSite, passes: int = 4) -> None:
+    """Tick everybody past the stagger, so that the round closes if it may."""
+    for _ in range(passes):
+        for site in sites:
+            site.tick()
+        clock[0] += 1.0
+
+
+def beating(clock: list[float], *sites: HandSite, passes: int = 4, pause_s: float = 1.0) -> None:
+    """The same, of sites that stay alive however long it takes."""
+    for _ in range(passes):
+        for site in sites:
+            site.beat()
+            site.tick()
+        clock[0] += pause_s
 
 
 class SpoilingStore(MemoryStore):

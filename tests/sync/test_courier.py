@@ -5,21 +5,16 @@ import base64
 import pytest
 import torch
 
-from composer_prime.errors import MasterMismatch, StoreError
+from composer_prime.errors import MasterMismatch
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
-from composer_prime.sync.canonical import sha256_hex
 from composer_prime.sync.protocol import STAGGER_S
-from composer_prime.sync.records import Commit, Offer
-from composer_prime.sync.replica import Replica, rebuild_master
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Offer
+from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.snapshots import Master
-from composer_prime.sync.validity import write_commit
-from tests.sync.harness import HandSite, make_terms
-
-
-def hand_over(site: HandSite, value: float, *, fragment: int = 0, tokens: int = 10) -> None:
-    site.hand_over(fragment, value, tokens)
+from tests.sync.harness import HandSite, closing, commit_of, make_terms
 
 
 def outcome_of(site: HandSite, fragment: int = 0) -> str | None:
@@ -31,43 +26,23 @@ def rebuild(site: HandSite, version: int):
     return rebuild_master(site.store, site.run, 0, version, runtime=site.runtime, roster=site.roster)
 
 
-def commit_of(store, fragment: int, version: int) -> Commit:
-    key = keys.commit(fragment, version)
-    return Commit.from_bytes(store.get(key), key)
-
-
-def closing(clock: list[float], *sites: HandSite) -> None:
-    """Tick everybody past the stagger, so that the round closes if it may."""
-    for _ in range(4):
-        for site in sites:
-            site.tick()
-        clock[0] += 1.0
-
-
 def test_two_offers_make_one_master_by_their_weighted_mean(store, clock):
     a, b = (HandSite(store, make_terms(), name, clock) for name in "ab")
     start = a.courier.master(0).weights
-    hand_over(a, 1.0, tokens=10)
-    hand_over(b, 2.0, tokens=30)
+    a.hand_over(0, 1.0, tokens=10)
+    b.hand_over(0, 2.0, tokens=30)
     closing(clock, a, b)
     assert a.courier.versions() == b.courier.versions() == (1, 0)
     assert a.courier.master(0).sha256 == b.courier.master(0).sha256
     assert torch.equal(a.courier.master(0).weights, start - (0.25 * 1.0 + 0.75 * 2.0))
     assert [outcome_of(a), outcome_of(b)] == ["taken", "taken"]
-    assert [entry.multiplier for entry in commit_of(store, 0, 0).taken] == [0.25, 0.75]
-
-
-def test_second_site_throws_its_own_initial_weights_away(store, clock):
-    a, b = HandSite(store, make_terms(), "a", clock, seed=1), HandSite(store, make_terms(), "b", clock, seed=2)
-    assert a.courier.master(0).sha256 == b.courier.master(0).sha256 == a.run.manifest.masters[0]
+    assert [entry.multiplier for entry in commit_of(store).taken] == [0.25, 0.75]
 
 
 def test_nobody_closes_a_round_that_a_live_site_has_not_offered_to_until_grace(store, clock):
     a, b = (HandSite(store, make_terms(grace_s=10.0), name, clock) for name in "ab")
-    hand_over(a, 1.0)
-    for _ in range(9):
-        a.tick()
-        clock[0] += 1.0
+    a.hand_over(0, 1.0)
+    closing(clock, a, passes=9)
     assert a.courier.versions() == (0, 0)
     clock[0] += 2.0
     closing(clock, a)
@@ -78,7 +53,7 @@ def offer_all(clock: list[float], sites: list[HandSite]) -> None:
     """Each hands a movement over that nobody has offered before."""
     for index, site in enumerate(sites):
         site.courier.collect(0)
-        hand_over(site, 1.0 + index / 10 + clock[0])
+        site.hand_over(0, 1.0 + index / 10 + clock[0])
 
 
 def play_at_once(clock: list[float], sites: list[HandSite]) -> None:
@@ -109,7 +84,7 @@ def test_grace_follows_how_long_the_rounds_took_that_a_site_saw_close(store, clo
         play_at_once(clock, [a, b, c])
     assert a.courier.versions() == (3, 0)
     assert 2.0 <= seconds_to_close(clock, [a, b]) <= 2.5 + STAGGER_S, "c is live and says nothing"
-    assert [entry.site for entry in commit_of(store, 0, 3).taken] == ["a", "b"]
+    assert [entry.site for entry in commit_of(store, 3).taken] == ["a", "b"]
 
 
 def test_rounds_that_a_site_took_no_part_in_do_not_lengthen_its_grace(store, clock):
@@ -122,12 +97,12 @@ def test_rounds_that_a_site_took_no_part_in_do_not_lengthen_its_grace(store, clo
         a.tick()
     assert {site.courier.versions() for site in (a, b, c)} == {(7, 0)}
     assert seconds_to_close(clock, [a, b]) <= 2.5 + STAGGER_S
-    assert commit_of(store, 0, 7).committer == "a", "to b a round takes longer by now"
+    assert commit_of(store, 7).committer == "a", "to b a round takes longer by now"
 
 
 def test_a_dead_site_holds_a_round_up_only_until_its_beat_times_out(store, clock):
     a, _dead = (HandSite(store, make_terms(grace_s=1e6, liveness_s=10.0), name, clock) for name in "ab")
-    hand_over(a, 1.0)
+    a.hand_over(0, 1.0)
     a.tick()
     assert a.courier.versions() == (0, 0)
     clock[0] += 11.0
@@ -138,9 +113,9 @@ def test_a_dead_site_holds_a_round_up_only_until_its_beat_times_out(store, clock
 
 def test_an_offer_that_comes_too_late_is_missed_and_its_work_left_to_the_site(store, clock):
     a, b = (HandSite(store, make_terms(grace_s=0.0), name, clock) for name in "ab")
-    hand_over(a, 1.0)
+    a.hand_over(0, 1.0)
     closing(clock, a)
-    hand_over(b, 2.0)
+    b.hand_over(0, 2.0)
     b.tick()
     assert b.courier.versions() == (1, 0)
     assert b.courier.master(0).version == 1 and outcome_of(b) == "missed"
@@ -149,8 +124,8 @@ def test_an_offer_that_comes_too_late_is_missed_and_its_work_left_to_the_site(st
 def test_an_upload_that_outlasts_its_round_is_taken_in_the_next_one(store, clock):
     a, b = (HandSite(store, make_terms(grace_s=0.0), name, clock) for name in "ab")
     start = a.courier.master(0).weights
-    hand_over(a, 1.0)
-    hand_over(b, 2.0)  # its upload doesn't run yet
+    a.hand_over(0, 1.0)
+    b.hand_over(0, 2.0)  # its upload doesn't run yet
     closing(clock, a)
     b.courier.tick()
     assert outcome_of(b) == "out" and b.courier.versions() == (1, 0)
@@ -165,8 +140,8 @@ def test_an_upload_that_outlasts_its_round_is_taken_in_the_next_one(store, clock
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "nan", "absent"])
 def test_an_offer_whose_payload_is_damaged_is_refused_and_named_in_the_commit(store, clock, damage):
     a, b = (HandSite(store, make_terms(grace_s=5.0), name, clock) for name in "ab")
-    hand_over(a, 1.0)
-    hand_over(b, 2.0)
+    a.hand_over(0, 1.0)
+    b.hand_over(0, 2.0)
     b.tick()
     record = Offer.from_bytes(store.get(keys.offer(0, 0, "b")), "offer")
     assert record.payload is not None
@@ -186,91 +161,35 @@ def test_an_offer_whose_payload_is_damaged_is_refused_and_named_in_the_commit(st
         store.put(forged, bytes(poison))
         changes = {"payload": forged, "sha256": root_sha256([digest]), "slices": base64.b64encode(digest).decode()}
         store.put(keys.offer(0, 0, "b"), record.model_copy(update=changes).to_bytes())
-    closing(clock, a)
-    clock[0] += 5.0
-    closing(clock, a)
-    record = commit_of(store, 0, 0)
+    closing(clock, a, passes=9)
+    record = commit_of(store)
     assert [entry.site for entry in record.taken] == ["a"]
     assert [entry.site for entry in record.refused] == ["b"]
 
 
-def bring_only(*sites: HandSite) -> None:
-    """Make the offers, but close nothing."""
-    for site in sites:
-        site.runtime.run_tasks()
-        site.courier._bring(0)
-
-
-def forge_commit(site: HandSite, version: int, **changes) -> None:
-    """Create a commit of the open round of fragment 0 as a wrong-doer would, from the sound one."""
-    replica = site.replicas[0]
-    offers = {
-        name: Offer.from_bytes(site.store.get(keys.offer(0, version, name)), name)
-        for name in "ab"
-        if site.store.list(keys.offer(0, version, name))
-    }
-    record = write_commit(
-        facts=replica.coding.facts,
-        version=version,
-        base_sha=replica.master.sha256,
-        previous=replica.previous,
-        take=offers,
-        refused={},
-        voids=replica.history.voids,
-        terms=site.run.terms,
-        guests=(),
-        admissions=0,
-        admission_sha=None,
-        committer="b",
-        incarnation=0,
-    )
-    assert site.store.create(keys.commit(0, version), record.model_copy(update=changes).to_bytes())
-
-
-def test_a_commit_that_breaks_a_rule_is_a_void_round_for_everybody(store, clock):
-    a, b = (HandSite(store, make_terms(), name, clock) for name in "ab")
-    before = a.courier.master(0)
-    hand_over(a, 1.0)
-    hand_over(b, 2.0)
-    bring_only(a, b)
-    forge_commit(a, 0, num_parts=7)
-    closing(clock, a, b)
-    for site in (a, b):
-        assert (site.courier.master(0).version, site.courier.master(0).sha256) == (1, before.sha256)
-        assert outcome_of(site) == "void"
+def forge_commit(site: HandSite, **changes) -> None:
+    """Create a commit of the open round as a wrong-doer would, of the offers that stand."""
+    offers = [read_record(site.store, Offer, key) for key in site.store.list(keys.offers_prefix(0, 0))]
+    site.commit_taking(*offers, **changes)
 
 
 def test_later_commits_say_which_were_void_so_that_joiners_know(store, clock):
     a = HandSite(store, make_terms(rounds=9, snapshot_rounds=2), "a", clock)
-    hand_over(a, 1.0)
-    bring_only(a)
-    forge_commit(a, 0, num_parts=7)
+    a.offer(0, 1.0)
+    forge_commit(a, num_parts=7)
     closing(clock, a)
     assert outcome_of(a) == "void"
     run_rounds(clock, [a], 3)
-    assert commit_of(store, 0, 1).voids == (0,) and commit_of(store, 0, 3).voids == (0,)
+    assert commit_of(store, 1).voids == (0,) and commit_of(store, 3).voids == (0,)
     late = HandSite(store, make_terms(rounds=9, snapshot_rounds=2), "b", clock)
     assert late.replicas[0].history.voids == (0,) == a.replicas[0].history.voids
     assert late.replicas[0].history.taken == a.replicas[0].history.taken
 
 
-def test_bytes_that_are_no_commit_are_a_void_round_and_the_log_goes_on(store, clock):
-    a = HandSite(store, make_terms(), "a", clock)
-    before = a.courier.master(0)
-    store.create(keys.commit(0, 0), b"\x00garbage")
-    hand_over(a, 1.0)
-    closing(clock, a)
-    assert outcome_of(a) == "void" and a.courier.master(0).sha256 == before.sha256
-    hand_over(a, 1.0)
-    closing(clock, a)
-    assert a.courier.versions() == (2, 0)
-    assert commit_of(store, 0, 1).previous == sha256_hex(b"\x00garbage")
-
-
 def run_rounds(clock, sites, rounds: int) -> None:
     for number in range(rounds):
         for index, site in enumerate(sites):
-            hand_over(site, 0.1 * (number + 1) * (index + 1))
+            site.hand_over(0, 0.1 * (number + 1) * (index + 1))
         closing(clock, *sites)
         for site in sites:
             site.courier.collect(0)
@@ -306,15 +225,14 @@ def test_a_site_with_a_wrong_master_stops_before_it_closes_a_round(store, clock)
     good = a.courier.master(0)
     b.replicas[0].master = Master(0, 0, good.weights + 1, good.momentum)
     for value, site in enumerate((a, b, c)):
-        hand_over(site, value + 1.0)
-    bring_only(a, b, c)
+        site.offer(0, value + 1.0)
     with pytest.raises(MasterMismatch, match="This site stops"):
         for _ in range(3):
             closing(clock, b)
             clock[0] += 30.0
     assert not store.list(keys.commit(0, 0))
     closing(clock, a, c)
-    assert [entry.site for entry in commit_of(store, 0, 0).taken] == ["a", "c"]
+    assert [entry.site for entry in commit_of(store).taken] == ["a", "c"]
     again = HandSite(store, make_terms(rounds=9, quorum=2), "b", clock)
     assert again.courier.master(0).sha256 == a.courier.master(0).sha256
 
@@ -323,11 +241,10 @@ def test_a_site_that_committed_on_a_wrong_master_stops_and_started_again_calls_i
     a, b, c = (HandSite(store, make_terms(rounds=9), name, clock) for name in "abc")
     good = a.courier.master(0)
     for site in (a, b, c):
-        hand_over(site, 1.0)
-    bring_only(a, b, c)
+        site.offer(0, 1.0)
     wrong = Master(0, 0, good.weights + 1, good.momentum)
     b.replicas[0].master = wrong
-    forge_commit(b, 0, base_sha=wrong.sha256)
+    forge_commit(b, base_sha=wrong.sha256)
     with pytest.raises(MasterMismatch):
         b.courier.follow()
     closing(clock, a, c)
@@ -340,11 +257,10 @@ def test_a_site_that_committed_on_a_wrong_master_stops_and_started_again_calls_i
 def test_a_site_that_made_its_master_on_entering_stops_when_two_others_stand_on_another(store, clock, others):
     a, *rest = (HandSite(store, make_terms(rounds=9), name, clock) for name in f"a{others}")
     for site in rest:
-        hand_over(site, 1.0)
-    bring_only(*rest)
+        site.offer(0, 1.0)
     for key in (keys.offer(0, 0, name) for name in others):
         store.put(key, Offer.from_bytes(store.get(key), key).model_copy(update={"base_sha": "0" * 64}).to_bytes())
-    forge_commit(a, 0, base_sha="0" * 64)
+    forge_commit(a, base_sha="0" * 64)
     if len(others) > 1:
         with pytest.raises(MasterMismatch, match="this machine computes differently"):
             a.courier.follow()
@@ -353,38 +269,11 @@ def test_a_site_that_made_its_master_on_entering_stops_when_two_others_stand_on_
         assert a.courier.master(0).version == 1, "the round is void"
 
 
-def test_a_commit_on_a_master_that_most_others_do_not_have_is_a_void_round(store, clock):
-    a, b, c = (HandSite(store, make_terms(rounds=9), name, clock) for name in "abc")
-    before = a.courier.master(0).sha256
-    for site in (a, b, c):
-        hand_over(site, 1.0)
-    bring_only(a, b, c)
-    forge_commit(a, 0, base_sha="0" * 64, taken=())
-    closing(clock, a, b, c)
-    for site in (a, b, c):
-        assert (site.courier.master(0).version, site.courier.master(0).sha256) == (1, before)
-
-
-def test_a_payload_that_cannot_be_read_is_never_skipped(store, clock):
-    terms = make_terms(rounds=9)
-    a = HandSite(store, terms, "a", clock)
-    hand_over(a, 1.0)
-    closing(clock, a)
-    payload = commit_of(store, 0, 0).taken[0].payload
-    data = store.get(payload)
-    store.put(payload, data[:-1])
-    late = Replica(store, a.run, 0, runtime=a.runtime, roster=a.roster, site="z")
-    with pytest.raises(StoreError, match="can't be skipped"):
-        late.advance()
-    store.put(payload, data)
-    assert len(late.advance()) == 1 and late.master.sha256 == a.courier.master(0).sha256
-
-
 def test_the_run_closes_with_all_final_masters_stored(store, clock):
     terms = make_terms(rounds=1, snapshot_rounds=100)
     a = HandSite(store, terms, "a", clock)
     for fragment in (0, 1, 0, 1):
-        hand_over(a, 0.5, fragment=fragment)
+        a.hand_over(fragment, 0.5)
         closing(clock, a)
         a.courier.collect(fragment)
     assert a.courier.versions() == (2, 2) and a.courier.closed

@@ -11,22 +11,16 @@ import pytest
 import torch
 
 from composer_prime.errors import StoreError
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.journal import FileJournal, Journal
-from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
 from tests.patience import PATIENCE_S
 from tests.store.power_cut import Disk
-from tests.sync.harness import HandSite, SpoilingStore, ThreadSite, make_net, make_terms
+from tests.sync.harness import HandSite, SpoilingStore, ThreadSite, closing, commit_of, make_net, make_terms
 
 LOSSY = ["int8", "int4", "topk", "bf16"]
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
 
 
 class Walker:
@@ -156,9 +150,7 @@ def test_an_offer_made_after_a_missed_one_is_taken_with_a_residual_of_its_own(st
     clock = [0.0]
     a, b = (HandSite(store, make_terms(codec="int4", grace_s=0.0), name, clock) for name in "ab")
     a.hand_over(0, 1.0)
-    for _ in range(4):
-        a.tick()
-        clock[0] += 1.0
+    closing(clock, a)
     generator = torch.Generator().manual_seed(0)
     b.hand_over(0, torch.randn(b.replicas[0].numel, generator=generator))
     b.tick()
@@ -208,7 +200,7 @@ def test_an_offer_waits_for_a_full_disk_and_is_merged_once_with_nothing_lost(sto
     site.die()
     assert offered_before == [[]] * 4, "two that failed, the entry's bytes and its name"
     assert caplog.text.count("can't be written (No space left on device): free some space on the site's disk") == 2
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert [(entry.site, entry.tokens) for entry in commit.taken] == [("a", 20)]
     assert store.list(keys.payloads_prefix(0, 0, "a")) == [commit.taken[0].payload]
     back = Walker(store, make_terms(codec="int8", rounds=8), journal=FileJournal(tmp_path), checkpoint=saved)

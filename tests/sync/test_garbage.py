@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from composer_prime.errors import RunGone, StoreError
+from composer_prime.errors import StoreError
 from composer_prime.store import Store, keys
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import replica
@@ -14,10 +14,8 @@ from composer_prime.sync.garbage import collect_garbage
 from composer_prime.sync.members import Members
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.runtime import ThreadRuntime
-from composer_prime.sync.signatures import SigningKey
-from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
+from tests.sync.harness import KEYS, OWNER, HandSite, ThreadSite, admitting, make_terms, run_sites
 
 TERMS = make_terms(rounds=40, snapshot_rounds=2, max_stale_rounds=2, keep_log=False, liveness_s=10.0, grace_s=0.0)
 
@@ -61,13 +59,6 @@ def test_without_the_option_everything_stays(store, clock):
     a = HandSite(store, TERMS.model_copy(update={"keep_log": True}), "a", clock)
     rounds(clock, 9, a)
     assert versions_of(store, "payloads") == set(range(9)) and 0 in versions_of(store, "masters")
-
-
-def test_a_joiner_stands_where_the_others_do_though_the_log_before_is_gone(store, clock):
-    a = HandSite(store, TERMS, "a", clock)
-    rounds(clock, 13, a)
-    late = HandSite(store, TERMS, "b", clock)
-    assert late.courier.master(0).sha256 == a.courier.master(0).sha256
 
 
 def test_what_a_live_or_joining_site_has_pinned_stays(store, clock):
@@ -124,11 +115,9 @@ def test_a_jump_that_could_not_read_all_it_needs_is_made_again(store, clock, mon
 
 def test_a_site_that_may_not_merge_parts_does_not_wait_for_those_that_were_collected(store, clock):
     terms = TERMS.model_copy(update={"gather_sites": 1, "slices": 2})
-    owner, known = SigningKey.from_bytes(bytes(32)), {name: SigningKey.from_bytes(name.encode() * 32) for name in "abp"}
-    founding = Founding(owner.public, {name: known[name].public for name in "ab"})
-    a, b = (HandSite(store, terms, name, clock, key=known[name], founding=founding) for name in "ab")
-    Owner(store, owner).admit("p", known["p"].public, guest=True)
-    paused = HandSite(store, terms, "p", clock, key=known["p"])
+    a, b = (HandSite(store, terms, name, clock, key=KEYS[name], founding=admitting("ab", OWNER)) for name in "ab")
+    Owner(store, OWNER).admit("p", KEYS["p"].public, guest=True)
+    paused = HandSite(store, terms, "p", clock, key=KEYS["p"])
     for site in (a, b):
         site.roster.refresh()
         site.courier._members.observe()
@@ -150,15 +139,6 @@ def test_whole_sites_finish_with_equal_masters_while_garbage_goes(store):
     late = ThreadSite(store, terms, "z")
     run_sites(late)
     assert late.summary["masters"] == sites[0].summary["masters"]
-
-
-def test_a_bucket_that_is_emptied_under_a_live_run_stops_its_sites_with_a_word(store, clock):
-    a = HandSite(store, TERMS, "a", clock)
-    for key in store.list(""):
-        store.delete(key)
-    clock[0] += 5.0
-    with pytest.raises(RunGone, match="no longer holds the run's manifest"):
-        a.tick()
 
 
 def test_what_takes_long_to_delete_holds_up_no_pass(store, clock):

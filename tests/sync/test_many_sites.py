@@ -1,6 +1,5 @@
 """Rule 10: rounds of many sites are cut into parts, so that the wire stays small however many take part."""
 
-import threading
 from collections.abc import Collection
 
 import pytest
@@ -12,18 +11,12 @@ from composer_prime.store import keys, open_store
 from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.merging import NOT_CODED
 from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit, Offer, Part
+from composer_prime.sync.records import Offer, Part
 from composer_prime.sync.replica import Replica
 from composer_prime.sync.snapshots import load_master, store_master
 from composer_prime.sync.terms import Terms
 from composer_prime.sync.verifying import Verifier
-from tests.patience import PATIENCE_S
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
+from tests.sync.harness import HandSite, commit_of, make_terms
 
 
 class Crowd:
@@ -43,6 +36,13 @@ class Crowd:
         for site in self.sites:
             site.beat()
             site.courier._look_at_members(self.clock[0])
+
+    def pass_on(self, passes: int = 1) -> None:
+        """Passes of all sites, a second each."""
+        for _ in range(passes):
+            for site in self.sites:
+                site.courier.tick()
+            self.clock[0] += 1.0
 
     def round(self, but: Collection[int] = ()) -> None:
         """One round of all sites but some, which are silent; each moves at random."""
@@ -116,20 +116,6 @@ def check_traffic(store, codec: str, num_sites: int) -> None:
     assert len(crowd.masters()) == 1
 
 
-def test_topk_is_gathered_since_its_payloads_are_small(store):
-    crowd = Crowd(store, terms_of("topk"), 6, 1_000_000)
-    traffic_of_a_round(crowd)
-    assert read_record(store, Commit, keys.commit(0, 1)).num_parts == 0
-    assert crowd.payload_bytes() < 4_000_000 / 205
-
-
-def test_up_to_gather_sites_everyone_reads_everyone(store):
-    crowd = Crowd(store, terms_of("fp32"), 4, 1000)
-    crowd.look_around()
-    crowd.round()
-    assert read_record(store, Commit, keys.commit(0, 0)).num_parts == 0
-
-
 @pytest.mark.parametrize("aggregate", ["mean", "clipped"])
 def test_merging_in_parts_gives_what_gathering_gives_but_for_the_parts_int8(aggregate):
     def master(name: str, gather_sites: int) -> torch.Tensor:
@@ -151,16 +137,14 @@ def test_a_part_whose_reducer_has_died_is_merged_by_another_site(store):
     crowd = Crowd(store, terms_of("fp32", grace_s=3.0, liveness_s=10.0), 6, 600)
     crowd.look_around()
     for site in crowd.sites:
-        site.hand_over(0, torch.randn(600))
-        site.runtime.run_tasks()
-        site.courier._bring(0)
+        site.offer(0, torch.randn(600))
     dead, alive = crowd.sites[0], crowd.sites[1:]
     for _ in range(20):
         for site in alive:
             site.courier.tick()
         crowd.clock[0] += 1.0
     assert {site.courier.versions()[0] for site in alive} == {1}
-    commit = read_record(store, Commit, keys.commit(0, 0))
+    commit = commit_of(store)
     assert len(commit.taken) == 6, "what the dead site had offered counts"
     dead.courier.tick()
     assert len(crowd.masters()) == 1
@@ -171,9 +155,7 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
     crowd = Crowd(store, terms_of("fp32", slices=6), 6, 6 * 256)
     crowd.look_around()
     for site in crowd.sites:
-        site.hand_over(0, torch.ones(6 * 256) * (1 + int(site.name[1:])))
-        site.runtime.run_tasks()
-        site.courier._bring(0)
+        site.offer(0, torch.ones(6 * 256) * (1 + int(site.name[1:])))
     offer = read_record(store, Offer, keys.offer(0, 0, "s02"))
     assert offer.payload is not None
     data = bytearray(store.get(offer.payload))
@@ -185,10 +167,7 @@ def test_an_offer_that_is_damaged_in_one_part_is_left_out_of_that_part_by_its_re
         store.put(offer.payload, bytes(data) + b"x")
     else:
         store.delete(offer.payload)
-    for _ in range(12):
-        for site in crowd.sites:
-            site.courier.tick()
-        crowd.clock[0] += 1.0
+    crowd.pass_on(12)
     parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(6)]
     excluded = [[entry.site for entry in part.excluded] for part in parts]
     knows_own = [index for index, part in enumerate(parts) if part.reducer == "s02"]
@@ -213,9 +192,7 @@ def parts_of_a_round(store, excluding: bool = False, **changes: bool) -> tuple[C
     crowd = Crowd(store, terms_of("fp32", slices=6, **changes), 6, 6 * 256)
     crowd.look_around()
     for index, site in enumerate(crowd.sites):
-        site.hand_over(0, torch.randn(6 * 256, generator=torch.Generator().manual_seed(index)))
-        site.runtime.run_tasks()
-        site.courier._bring(0)
+        site.offer(0, torch.randn(6 * 256, generator=torch.Generator().manual_seed(index)))
     if excluding:
         store.put(read_record(store, Offer, keys.offer(0, 0, "s02")).payload, b"nothing of it")
     records = [keys.merged(0, 0, index) for index in range(6)]
@@ -238,8 +215,7 @@ def test_a_merged_payload_that_is_damaged_is_made_anew_from_the_offers_in_it_and
     store.delete(payload)
     if damage == "flipped":
         store.put(payload, sound[:-1] + bytes([sound[-1] ^ 1]))
-    for site in crowd.sites:
-        site.courier.tick()
+    crowd.pass_on()
     assert {site.courier.versions()[0] for site in crowd.sites} == {1} and len(crowd.masters()) == 1
     assert store.get(payload) == sound
 
@@ -256,44 +232,8 @@ def test_a_merged_payload_is_waited_for_while_an_offer_in_it_is_gone_too(store):
     with pytest.raises(StoreError, match=part.payload):
         behind.courier.tick()
     store.put(offered, kept)
-    for site in crowd.sites:
-        site.courier.tick()
+    crowd.pass_on()
     assert behind.courier.versions() == (1,) and len(crowd.masters()) == 1
-
-
-def test_real_sites_in_parts_end_with_equal_masters_and_every_token_merged(store):
-    terms = make_terms(codec="fp32", gather_sites=2, momentum=0.5)
-    sites = [ThreadSite(store, terms, name, data_seed=index, width=400) for index, name in enumerate("abcde")]
-    gate = threading.Barrier(5)
-    for site in sites:  # all are members before any trains
-        site.after_join = lambda: gate.wait(PATIENCE_S)
-    run_sites(*sites)
-    assert len({str(site.summary["masters"]) for site in sites}) == 1
-    assert any(read_record(store, Commit, keys.commit(0, version)).num_parts for version in range(4))
-    for site in sites:
-        for ledger in site.summary["tokens"]:
-            assert ledger["trained"] == ledger["merged"] + ledger["dropped"]
-
-
-def test_an_offer_whose_norms_have_no_finite_sum_is_refused_and_stops_nobody(store):
-    """No payload is read before a commit that cuts its round: what a record states must be fit for arithmetic."""
-    crowd = Crowd(store, terms_of("fp32", aggregate="clipped"), 6, 600)
-    crowd.look_around()
-    for site in crowd.sites:
-        site.hand_over(0, torch.ones(600) * (1 + int(site.name[1:])))
-        site.runtime.run_tasks()
-        site.courier._bring(0)
-    key = keys.offer(0, 0, "s02")
-    record = read_record(store, Offer, key)
-    store.put(key, record.model_copy(update={"norms": (1e200,) * len(record.norms)}).to_bytes())
-    for _ in range(12):
-        for site in crowd.sites:
-            site.courier.tick()
-        crowd.clock[0] += 1.0
-    commit = read_record(store, Commit, keys.commit(0, 0))
-    assert commit.num_parts and [entry.site for entry in commit.refused] == ["s02"]
-    assert "no finite sum" in commit.refused[0].why
-    assert len(crowd.masters()) == 1 and crowd.sites[0].courier.versions() == (1,)
 
 
 def test_values_that_have_no_code_once_they_are_merged_make_a_part_of_zeros_and_stop_nobody(store):
@@ -303,13 +243,8 @@ def test_values_that_have_no_code_once_they_are_merged_make_a_part_of_zeros_and_
     for index, site in enumerate(crowd.sites):
         values = torch.full((10 * 256,), 1.0 + index)
         values[:256] = torch.finfo(torch.float32).max
-        site.hand_over(0, values)
-        site.runtime.run_tasks()
-        site.courier._bring(0)
-    for _ in range(12):
-        for site in crowd.sites:
-            site.courier.tick()
-        crowd.clock[0] += 1.0
+        site.offer(0, values)
+    crowd.pass_on(12)
     parts = [read_record(store, Part, keys.merged(0, 0, index)) for index in range(10)]
     everyone = [f"s{index:02d}" for index in range(10)]
     assert parts[0].payload is None and [entry.site for entry in parts[0].excluded] == everyone
@@ -327,10 +262,7 @@ def test_who_only_follows_goes_on_from_a_snapshot_when_the_parts_it_waits_for_we
     crowd, _ = parts_of_a_round(store, keep_log=False)
     first = crowd.sites[0].run.manifest.masters[0]
     start = load_master(store, crowd.sites[0].run, 0, 0, first)
-    for _ in range(4):
-        for site in crowd.sites:
-            site.courier.tick()
-        crowd.clock[0] += 1.0
+    crowd.pass_on(4)
     for site in crowd.sites:
         site.courier.collect(0)
     crowd.num_rounds = 1

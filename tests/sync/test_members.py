@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from composer_prime.errors import ConfigError, Superseded
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.sync.members import (
     MAX_BEAT_BYTES,
     Members,
@@ -19,11 +19,6 @@ from composer_prime.sync.records import Manifest, SiteState
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.terms import Terms
 from tests.sync.harness import HandRuntime, make_terms
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
 
 
 @pytest.fixture

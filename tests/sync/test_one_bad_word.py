@@ -13,11 +13,9 @@ from composer_prime.store import Store, keys
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync import driver
 from composer_prime.sync.learning import READING_S
-from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit
 from composer_prime.sync.site_clock import OuterLoop
 from tests.simulation.runtime import Process, Scheduler, SimRuntime
-from tests.sync.harness import HandSite, make_net, make_terms, train_step
+from tests.sync.harness import HandSite, commit_of, make_net, make_terms, train_step
 
 STEP_S = 5.0
 ROUNDS = 40
@@ -178,7 +176,7 @@ def commit_of_another(store: MemoryStore, clock: list[float]) -> tuple[str, byte
     a = HandSite(store, TERMS, "a", clock)
     a.hand_over(0, 1.0)
     a.tick(times=2)
-    payload = read_record(store, Commit, keys.commit(0, 0)).taken[0].payload
+    payload = commit_of(store).taken[0].payload
     assert payload is not None and a.courier.versions() == (1, 0)
     return payload, store.get(payload)
 

@@ -5,30 +5,21 @@ import threading
 import pytest
 
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked
-from composer_prime.store import Store, keys, open_store
+from composer_prime.store import Store, keys
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Admission, Close, Commit, Offer
-from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from tests.patience import PATIENCE_S
-from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites, start_together
-
-OWNER = SigningKey.from_bytes(bytes(32))
-SITES = {name: SigningKey.from_bytes(name.encode() * 32) for name in "abc"}
-
-
-@pytest.fixture
-def store(request) -> Store:
-    return open_store(f"memory://{request.node.name}")
+from tests.sync.harness import KEYS, OWNER, HandSite, ThreadSite, admitting, commit_of, make_terms, run_sites
 
 
 def founding(*names: str) -> Founding:
-    return Founding(OWNER.public, {name: SITES[name].public for name in names})
+    return admitting("".join(names), OWNER)
 
 
 def make_site(store: Store, name: str, admitted: str, **options) -> ThreadSite:
     terms = make_terms(**{"rounds": 3, "liveness_s": 0.5, "grace_s": 5.0} | options.pop("terms", {}))
-    return ThreadSite(store, terms, name, data_seed=ord(name), key=SITES[name], founding=founding(*admitted), **options)
+    return ThreadSite(store, terms, name, data_seed=ord(name), key=KEYS[name], founding=founding(*admitted), **options)
 
 
 def read_close(store: Store) -> Close:
@@ -71,7 +62,7 @@ def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
     stranger.start()
     stranger.join(PATIENCE_S)
     assert isinstance(stranger.error, ConfigError) and "ask the run's owner to admit that key" in str(stranger.error)
-    record = Owner(store, OWNER).admit("b", SITES["b"].public)
+    record = Owner(store, OWNER).admit("b", KEYS["b"].public)
     assert record.number == 1 and sorted(record.keys) == ["a", "b"]
     admitted = make_site(store, "b", "a", terms={"rounds": 40})
     admitted.after_join = early.set
@@ -81,39 +72,14 @@ def test_a_site_admitted_midway_joins_and_the_running_site_honours_it(store):
         assert not site.is_alive() and site.error is None
     assert running.summary["masters"] == admitted.summary["masters"]
     assert sum(ledger["merged"] for ledger in admitted.summary["tokens"]) > 0
-    commits = [Commit.from_bytes(store.get(keys.commit(0, version)), "commit") for version in range(41)]
+    commits = [commit_of(store, version) for version in range(41)]
     assert any(entry.site == "b" for commit in commits for entry in commit.taken)
     assert commits[-1].admissions == 1
 
 
-def test_a_revoked_sites_process_stops_with_a_word_and_the_others_go_on(store):
-    terms = {"rounds": 10_000}
-    pair = [make_site(store, name, "ab", terms=terms) for name in "ab"]
-    start_together(*pair)
-    wait_for(pair[1], lambda: store.list(keys.offers_prefix(0, 1)))
-    Owner(store, OWNER).revoke("b")
-    pair[1].join(PATIENCE_S)
-    assert isinstance(pair[1].error, SiteRevoked)
-    assert str(pair[1].error) == "the run's owner revoked site b: nothing more of it counts; what was merged stays"
-    honoured: list[Commit] = []
-
-    def sees_a_commit_that_honours_it() -> bool:
-        version = pair[0].outer._courier.versions()[0] - 1
-        commit = Commit.from_bytes(store.get(keys.commit(0, version)), "commit")
-        honoured.extend([commit] if commit.admissions == 1 else [])
-        return bool(honoured)
-
-    wait_for(pair[0], sees_a_commit_that_honours_it)
-    pair[0]._stop_after = pair[0].steps + 1
-    pair[0].outer.interrupt()
-    pair[0].join(PATIENCE_S)
-    assert pair[0].error is None and not pair[0].is_alive()
-    assert [entry.site for entry in honoured[0].taken] == ["a"]
-
-
 def test_a_revoked_sites_offer_is_refused_by_those_who_know(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=3)
-    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+    a, b = (HandSite(store, terms, name, clock, key=KEYS[name], founding=founding("a", "b")) for name in "ab")
     Owner(store, OWNER).revoke("b")
     b.hand_over(0, 2.0)
     b.runtime.run_tasks()
@@ -126,46 +92,37 @@ def test_a_revoked_sites_offer_is_refused_by_those_who_know(store):
         clock[0] += terms.liveness_s
         a.beat()
         a.tick()
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert [entry.site for entry in commit.taken] == ["a"] and commit.admissions == 1
     assert [(entry.site, entry.why) for entry in commit.refused] == [("b", "b has no admitted key")]
 
 
 def test_a_new_key_of_an_admitted_name_replaces_the_old_one(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     owner = Owner(store, OWNER)
     with pytest.raises(BadInput, match="admitted with that key already"):
-        owner.admit("a", SITES["a"].public)
-    assert owner.admit("a", SITES["c"].public).keys == {"a": SITES["c"].public}
+        owner.admit("a", KEYS["a"].public)
+    assert owner.admit("a", KEYS["c"].public).keys == {"a": KEYS["c"].public}
     with pytest.raises(ConfigError, match="site a is admitted with"):
-        HandSite(store, make_terms(), "a", [0.0], key=SITES["a"]).roster.check_admitted("a")
-
-
-def test_acts_follow_one_another_and_each_holds_the_whole_list(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
-    Owner(store, OWNER).admit("b", SITES["b"].public)
-    Owner(store, OWNER).admit("c", SITES["c"].public)
-    last = Owner(store, OWNER).revoke("b")
-    assert last.number == 3 and sorted(last.keys) == ["a", "c"]
-    assert Admission.from_bytes(store.get(keys.admission(3)), "admission") == last
+        HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"]).roster.check_admitted("a")
 
 
 def test_only_the_owners_key_opens_an_owned_run(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     with pytest.raises(BadInput, match=r"has an owner, ed25519:.*give the owner's key file with --key"):
         Owner(store)
     with pytest.raises(BadInput, match=r"is owned by ed25519:.*give the owner's key file"):
-        Owner(store, SITES["a"])
+        Owner(store, KEYS["a"])
     assert store.list(keys.admissions_prefix()) == []
 
 
 def test_what_makes_no_sense_is_refused_with_the_reason(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     owner = Owner(store, OWNER)
     with pytest.raises(BadInput, match="site z is not admitted; those that are: a"):
         owner.revoke("z")
     with pytest.raises(ConfigError, match="lower-case letters"):
-        owner.admit("Z", SITES["b"].public)
+        owner.admit("Z", KEYS["b"].public)
     with pytest.raises(ConfigError, match="public key"):
         owner.admit("b", "ed25519:nonsense")
 
@@ -173,23 +130,23 @@ def test_what_makes_no_sense_is_refused_with_the_reason(store):
 def test_a_run_without_an_owner_admits_nobody_by_record(store):
     HandSite(store, make_terms(), "a", [0.0])
     with pytest.raises(BadInput, match=r"asks for no keys and no owner.*outer\.owner"):
-        Owner(store).admit("b", SITES["b"].public)
+        Owner(store).admit("b", KEYS["b"].public)
     with pytest.raises(BadInput, match="leave --key out"):
         Owner(store, OWNER)
 
 
 def test_a_number_that_someone_else_took_meanwhile_is_told_and_stays(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     late = Owner(store, OWNER)
-    Owner(store, OWNER).admit("b", SITES["b"].public)
+    Owner(store, OWNER).admit("b", KEYS["b"].public)
     with pytest.raises(BadInput, match=r"admissions/0001\.json was written by someone else"):
-        late.admit("c", SITES["c"].public)
+        late.admit("c", KEYS["c"].public)
     assert sorted(Admission.from_bytes(store.get(keys.admission(1)), "admission").keys) == ["a", "b"]
 
 
 def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_counts(store, caplog):
     clock, terms = [0.0], make_terms(fragments=1, rounds=5)
-    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+    a, b = (HandSite(store, terms, name, clock, key=KEYS[name], founding=founding("a", "b")) for name in "ab")
 
     def round_of_both() -> Commit:
         version = a.courier.versions()[0]
@@ -203,7 +160,7 @@ def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_
             site.tick()
         for site in (a, b):
             site.courier.collect(0)
-        return Commit.from_bytes(store.get(keys.commit(0, version)), "commit")
+        return commit_of(store, version)
 
     store.create(keys.admission(1), b'{"keys": {')
     commit = round_of_both()
@@ -212,7 +169,7 @@ def test_a_corrupt_admission_record_changes_no_key_for_anybody_and_the_next_one_
     Owner(store, OWNER).revoke("b")
     with pytest.raises(SiteRevoked):
         round_of_both()
-    joined = HandSite(store, terms, "a", clock, key=SITES["a"])
+    joined = HandSite(store, terms, "a", clock, key=KEYS["a"])
     assert joined.courier.master(0).sha256 == a.courier.master(0).sha256 and joined.roster.newest == 2
 
 
@@ -226,7 +183,7 @@ def test_a_guest_offers_and_only_hosts_commit_and_close(store):
     host.after_join = lambda: joined.wait(PATIENCE_S)
     host.start()
     wait_for(host, lambda: store.list(keys.manifest()))
-    record = Owner(store, OWNER).admit("a", SITES["a"].public, guest=True)
+    record = Owner(store, OWNER).admit("a", KEYS["a"].public, guest=True)
     assert record.guests == ("a",)
     guest = make_site(store, "a", "b", terms=make)
     guest.after_join = lambda: joined.wait(PATIENCE_S)
@@ -236,15 +193,15 @@ def test_a_guest_offers_and_only_hosts_commit_and_close(store):
         assert not site.is_alive() and site.error is None
     assert host.summary["masters"] == guest.summary["masters"]
     assert sum(ledger["merged"] for ledger in guest.summary["tokens"]) > 0
-    commits = [Commit.from_bytes(store.get(keys.commit(f, v)), "commit") for f in range(2) for v in range(7)]
+    commits = [commit_of(store, v, f) for f in range(2) for v in range(7)]
     assert {commit.committer for commit in commits} == {"b"} and read_close(store).closed_by == "b"
 
 
 def test_a_round_waits_while_only_guests_are_there(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
-    host, guest = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b")) for n in "ab")
-    Owner(store, OWNER).admit("b", SITES["c"].public, guest=True)
-    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    host, guest = (HandSite(store, terms, n, clock, key=KEYS[n], founding=founding("a", "b")) for n in "ab")
+    Owner(store, OWNER).admit("b", KEYS["c"].public, guest=True)
+    Owner(store, OWNER).admit("b", KEYS["b"].public, guest=True)
     guest.hand_over(0, 1.0)
     for _ in range(8):
         clock[0] += terms.liveness_s
@@ -258,7 +215,7 @@ def test_a_round_waits_while_only_guests_are_there(store):
         host.beat()
         guest.beat()
         host.tick()
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert commit.committer == "a" and [entry.site for entry in commit.taken] == ["a", "b"]
     ours, theirs = commit.taken
     assert theirs.multiplier * theirs.offer.norm <= ours.offer.norm / 3 * (1 + 1e-6)
@@ -266,9 +223,9 @@ def test_a_round_waits_while_only_guests_are_there(store):
 
 def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
-    host = HandSite(store, terms, "a", clock, key=SITES["a"], founding=founding("a"))
-    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
-    guest = HandSite(store, terms, "b", clock, key=SITES["b"], founding=founding("a"))
+    host = HandSite(store, terms, "a", clock, key=KEYS["a"], founding=founding("a"))
+    Owner(store, OWNER).admit("b", KEYS["b"].public, guest=True)
+    guest = HandSite(store, terms, "b", clock, key=KEYS["b"], founding=founding("a"))
     said = {"site": "b", "incarnation": 0, "fragment": 0, "version": 0, "base_sha": "f" * 64, "codec": terms.codec}
     nothing = {"tokens": 0, "steps": 0, "trained_tokens": 0, "nbytes": 0, "payload": None, "sha256": None}
     store.create(keys.offer(0, 0, "b"), guest.roster.sign(Offer(**said, **nothing)).to_bytes())
@@ -277,14 +234,14 @@ def test_no_site_doubts_its_master_because_of_the_base_that_a_guest_names(store)
         clock[0] += 2.0
         host.beat()
         host.tick()
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert [entry.site for entry in commit.taken] == ["a"]
 
 
 def test_a_round_that_only_guests_have_something_for_takes_nothing(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=3, liveness_s=10.0, grace_s=1.0)
-    host, guest = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b")) for n in "ab")
-    Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
+    host, guest = (HandSite(store, terms, n, clock, key=KEYS[n], founding=founding("a", "b")) for n in "ab")
+    Owner(store, OWNER).admit("b", KEYS["b"].public, guest=True)
     guest.hand_over(0, 1000.0)
     host.hand_over(0, 0.0, tokens=0)  # the word that there is nothing
     for _ in range(6):
@@ -293,38 +250,38 @@ def test_a_round_that_only_guests_have_something_for_takes_nothing(store):
             site.beat()
             site.tick()
     assert store.list(keys.offers_prefix(0, 0)) == [keys.offer(0, 0, "a"), keys.offer(0, 0, "b")]
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert commit.taken == () and guest.replicas[0].version == 1
 
 
 def test_guests_stay_guests_through_other_acts_until_they_are_admitted_otherwise(store):
-    HandSite(store, make_terms(), "a", [0.0], key=SITES["a"], founding=founding("a"))
+    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     owner = Owner(store, OWNER)
-    owner.admit("b", SITES["b"].public, guest=True)
-    assert Owner(store, OWNER).admit("c", SITES["c"].public, guest=True).guests == ("b", "c")
+    owner.admit("b", KEYS["b"].public, guest=True)
+    assert Owner(store, OWNER).admit("c", KEYS["c"].public, guest=True).guests == ("b", "c")
     assert Owner(store, OWNER).revoke("c").guests == ("b",)
     with pytest.raises(BadInput, match="admitted with that key already"):
-        Owner(store, OWNER).admit("b", SITES["b"].public, guest=True)
-    assert Owner(store, OWNER).admit("b", SITES["b"].public).guests == ()
+        Owner(store, OWNER).admit("b", KEYS["b"].public, guest=True)
+    assert Owner(store, OWNER).admit("b", KEYS["b"].public).guests == ()
 
 
 def test_a_revoked_site_that_learns_of_it_from_a_commit_stops_all_the_same(store):
     clock, terms = [0.0], make_terms(fragments=1, rounds=5)
-    a, b = (HandSite(store, terms, name, clock, key=SITES[name], founding=founding("a", "b")) for name in "ab")
+    a, b = (HandSite(store, terms, name, clock, key=KEYS[name], founding=founding("a", "b")) for name in "ab")
     b.tick()  # has just looked at the members
     Owner(store, OWNER).revoke("b")
     clock[0] += terms.liveness_s + 1
     a.beat()
     a.hand_over(0, 1.0)
     a.tick(2)
-    assert Commit.from_bytes(store.get(keys.commit(0, 0)), "commit").admissions == 1
+    assert commit_of(store).admissions == 1
     with pytest.raises(SiteRevoked, match="revoked site b"):
         b.tick()
 
 
 def test_an_offer_judged_before_its_site_was_revoked_is_not_committed_after_it(store):
     clock, terms = [0.0], make_terms(fragments=2, rounds=5, grace_s=20.0)
-    a, b, c = (HandSite(store, terms, n, clock, key=SITES[n], founding=founding("a", "b", "c")) for n in "abc")
+    a, b, c = (HandSite(store, terms, n, clock, key=KEYS[n], founding=founding("a", "b", "c")) for n in "abc")
     for site in (a, b):
         site.hand_over(0, 1.0 + (site is b))
         site.tick()
@@ -335,10 +292,10 @@ def test_an_offer_judged_before_its_site_was_revoked_is_not_committed_after_it(s
         c.tick()
         clock[0] += terms.grace_s
         c.beat()
-    assert Commit.from_bytes(store.get(keys.commit(1, 0)), "commit").admissions == 1
+    assert commit_of(store, 0, fragment=1).admissions == 1
     for _ in range(4):
         a.beat()
         a.tick()
         clock[0] += terms.grace_s / 2
-    commit = Commit.from_bytes(store.get(keys.commit(0, 0)), "commit")
+    commit = commit_of(store)
     assert commit.admissions == 1 and [entry.site for entry in commit.taken] == ["a"]

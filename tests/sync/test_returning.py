@@ -1,7 +1,4 @@
-"""Rule 12: a site that was killed comes back from a checkpoint older than its last offers; nothing counts twice.
-
-The inner step here moves every parameter by exactly one, so that a master tells how many steps it holds.
-"""
+"""Rules 7 and 12: every token has one fate, also of a site that was killed and comes back from an older checkpoint."""
 
 import copy
 import threading
@@ -9,22 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from composer_prime.store import keys, open_store
-from composer_prime.sync.reading import read_record
-from composer_prime.sync.records import Commit
+from composer_prime.store import keys
+from composer_prime.sync.ledger import FragmentLedger
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
 from tests.patience import PATIENCE_S
-from tests.sync.harness import make_net, make_terms
+from tests.sync.harness import commit_of, make_net, make_terms
+
+# --- an inner step here moves every parameter by one, so that a master tells how many steps it holds -----------------
+
 
 TOKENS = 10
-
-
-@pytest.fixture
-def store(request):
-    return open_store(f"memory://{request.node.name}")
 
 
 class Drifter:
@@ -170,7 +166,7 @@ def test_a_site_that_comes_back_gets_into_the_round_that_is_under_way(store):
     with courier.changed:
         while courier.versions() != (1, 0):
             assert courier.changed.wait(timeout=PATIENCE_S), "the round doesn't close"
-    taken = read_record(store, Commit, keys.commit(0, 0)).taken
+    taken = commit_of(store).taken
     assert [(entry.site, entry.tokens) for entry in taken] == [("a", 4 * TOKENS), ("b", 20 * TOKENS)]
     courier.tick()
     for _ in range(15):  # up to step 19: its next turn is due with the twentieth step, as ever
@@ -200,3 +196,66 @@ def test_a_new_site_keeps_to_its_steps_beside_a_round_that_is_under_way(store):
     assert not new.outer._courier.has_errands
     new.die()
     other.die()
+
+
+# --- the books -------------------------------------------------------------------------------------------------------
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.integers(0, 1000).map(lambda tokens: ("train", tokens)),
+        st.sampled_from([("capture", 0), ("taken", 0), ("missed", 0), ("drop", 0)]),
+    ),
+    max_size=60,
+)
+
+
+def play(events) -> FragmentLedger:
+    ledger, out = FragmentLedger(), False
+    for name, tokens in events:
+        if name == "train":
+            ledger.train(tokens)
+        elif name == "capture" and not out:
+            ledger.capture()
+            out = True
+        elif name == "taken" and out:
+            ledger.settle_taken()
+            out = False
+        elif name == "missed" and out:
+            ledger.miss_round()
+            ledger.release_capture()
+            out = False
+        elif name == "drop":
+            ledger.drop()
+            out = False
+    return ledger
+
+
+@settings(max_examples=500, derandomize=True)
+@given(EVENTS)
+def test_trained_is_merged_plus_dropped_plus_carried_after_any_history(events):
+    ledger = play(events)
+    assert ledger.trained == sum(tokens for name, tokens in events if name == "train")
+    assert ledger.trained == ledger.merged + ledger.dropped + ledger.carried
+    assert ledger.carried == ledger.pending + ledger.captured
+    assert min(ledger.merged, ledger.dropped, ledger.pending, ledger.captured) >= 0
+
+
+def test_work_that_missed_a_round_is_offered_again_with_what_came_since():
+    ledger = FragmentLedger()
+    ledger.train(5)
+    assert ledger.capture() == (5, 1)
+    ledger.train(7)
+    ledger.miss_round()
+    ledger.release_capture()
+    assert ledger.capture() == (12, 2)
+    assert ledger.settle_taken() == 12 and ledger.merged == 12 and ledger.missed_rounds == 0
+
+
+@settings(max_examples=200, derandomize=True)
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_a_book_restored_from_the_bucket_counts_what_is_in_neither_as_dropped(merged, carried, lost):
+    ledger = FragmentLedger()
+    ledger.restore(trained=merged + carried + lost, merged=merged, carried=carried, steps=3)
+    assert (ledger.merged, ledger.captured, ledger.dropped) == (merged, carried, lost)
+    assert ledger.trained == ledger.merged + ledger.dropped + ledger.carried

@@ -10,17 +10,8 @@ from composer_prime.outer.slices import root_sha256, slice_digest
 from composer_prime.store import keys
 from composer_prime.sync import validity
 from composer_prime.sync.history import voids_among
-from composer_prime.sync.records import Commit, Offer, Part, Refused
-from composer_prime.sync.validity import (
-    FragmentFacts,
-    commit_fault,
-    copies,
-    digests_of,
-    offer_fault,
-    part_fault,
-    part_shares,
-    write_commit,
-)
+from composer_prime.sync.records import Commit, Offer
+from composer_prime.sync.validity import FragmentFacts, copies, digests_of, offer_fault
 from tests.sync.harness import make_terms
 
 TERMS = make_terms(quorum=2)
@@ -62,10 +53,7 @@ def test_a_sound_offer_has_no_fault_and_its_norm_is_that_of_all_slices():
 H = TERMS.inner_steps
 
 
-@pytest.mark.parametrize(
-    ("terms", "most_steps"),
-    [({}, 5 * H), ({"sync_delay": 1}, 5 * (H + 2))],
-)
+@pytest.mark.parametrize(("terms", "most_steps"), [({}, 5 * H), ({"sync_delay": 1}, 5 * (H + 2))])
 def test_a_claim_is_held_against_what_the_recipe_makes_in_the_rounds_there_were(terms, most_steps):
     """Of the third round: three that were, the one that is open, and what overlaps with it."""
     terms = make_terms(step_tokens=7, **terms)
@@ -101,6 +89,16 @@ def test_hashes_have_one_spelling_so_that_no_release_of_python_takes_for_base64_
         digests_of(offer(slices=spelled))
 
 
+def test_norms_whose_sum_is_not_finite_are_a_fault_before_any_arithmetic():
+    assert "no finite sum" in str(fault_of(offer(norms=(1e200, 1e200))))
+
+
+def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
+    assert fault_of(offer(captured=0, version=4), version=4) is None
+    assert "at most 4 rounds" in (fault_of(offer(captured=0, version=5), version=5) or "")
+    assert "at most 4 rounds" in (fault_of(offer(captured=4)) or "")
+
+
 def test_of_hashes_that_are_too_many_nothing_is_remembered():
     """An admitted site can sign megabytes of them, round after round."""
     before = validity._digests.cache_info().currsize
@@ -110,109 +108,10 @@ def test_of_hashes_that_are_too_many_nothing_is_remembered():
     assert validity._digests.cache_info().currsize == before
 
 
-def test_a_late_payload_may_stand_in_a_later_round_until_it_is_too_old():
-    assert fault_of(offer(captured=0, version=4), version=4) is None
-    assert "at most 4 rounds" in (fault_of(offer(captured=0, version=5), version=5) or "")
-    assert "at most 4 rounds" in (fault_of(offer(captured=4)) or "")
-
-
-def test_an_offer_that_equals_anothers_is_a_copy_in_its_round_and_in_later_ones():
-    mine, copy = offer("b"), offer("a", seed="b")
-    assert list(copies({"b": mine, "a": copy})) == ["a"] and list(copies({"a": copy, "b": mine})) == ["b"]
-    assert "a copy" in (fault_of(copy, taken={mine.payload: mine.sha256}) or "")
-    own_again = offer("a", captured=2)
-    assert fault_of(offer("a"), taken={own_again.payload: own_again.sha256}) is None
-
-
 @pytest.mark.parametrize("changes", [{"norms": (0.0, 0.0)}, {"nbytes": 63}])
 def test_two_sites_that_did_not_move_or_say_little_are_no_copies(changes):
     first, second = offer("a", seed="x", **changes), offer("b", seed="x", **changes)
     assert copies({"a": first, "b": second}) == {}
-
-
-def commit(take=("a", "b"), terms=TERMS, **changes):
-    offers = {site: offer(site, tokens=10 * (index + 1)) for index, site in enumerate(take)}
-    record = write_commit(
-        facts=FACTS,
-        version=3,
-        base_sha="b" * 64,
-        previous="d" * 64,
-        take=offers,
-        refused={},
-        voids=(1,),
-        terms=terms,
-        guests=(),
-        admissions=0,
-        admission_sha=None,
-        committer="a",
-        incarnation=0,
-    )
-    return record.model_copy(update=changes)
-
-
-NOBODY = frozenset[str]()
-
-
-def judge(record: Commit, *, version=3, previous="d" * 64, taken=None, voids=(1,), terms=TERMS, guests=NOBODY):
-    return commit_fault(
-        record,
-        facts=FACTS,
-        version=version,
-        previous=previous,
-        taken=taken or {},
-        voids=voids,
-        terms=terms,
-        guests=guests,
-    )
-
-
-def test_a_commit_written_by_the_rules_has_no_fault():
-    record = commit()
-    assert judge(record) is None and record.num_parts == 0
-    assert [entry.multiplier for entry in record.taken] == pytest.approx([1 / 3, 2 / 3])
-
-
-def test_a_commit_of_many_offers_is_cut_into_parts():
-    terms = make_terms(quorum=2, gather_sites=1)
-    record = commit(terms=terms)
-    assert record.num_parts == 2 and judge(record, terms=terms) is None
-    assert "parts" in (judge(record.model_copy(update={"num_parts": 0}), terms=terms) or "")
-
-
-PART_SHA = "9" * 64
-
-
-def part(**changes):
-    values = {
-        "fragment": 0,
-        "version": 3,
-        "part": 1,
-        "commit_sha": "c" * 64,
-        "excluded": (),
-        "payload": keys.merged_payload(0, 3, 1, PART_SHA),
-        "sha256": PART_SHA,
-        "nbytes": 40,
-        "reducer": "a",
-    }
-    return Part(**(values | changes))
-
-
-def judge_part(record: Part, guests=NOBODY):
-    return part_fault(record, commit=commit(), commit_sha="c" * 64, index=1, bounds=(40, 40), guests=guests)
-
-
-BOTH = (Refused(site="a", why=""), Refused(site="b", why=""))
-
-
-def test_a_part_may_be_empty_only_when_every_offer_is_unsound_in_it():
-    assert judge_part(part(excluded=BOTH, payload=None, sha256=None, nbytes=0)) is None
-
-
-def test_shares_are_drawn_anew_over_the_offers_that_are_sound_in_a_part():
-    record = commit()
-    assert part_shares(record, [], TERMS, ()) == {entry.site: entry.multiplier for entry in record.taken}
-    assert part_shares(record, ["a"], TERMS, ()) == {"b": 1.0}
-    assert part_shares(record, ["a"], TERMS, "b") == {"b": 0.0}  # a guest's, with no member's beside it
 
 
 def test_void_rounds_before_the_window_are_known_from_sound_commits_only():

@@ -13,7 +13,8 @@ from composer_prime.store import Store, keys, open_store
 from composer_prime.sync import archive
 from composer_prime.sync.canonical import canonical, sha256_hex
 from composer_prime.sync.merging import Merger
-from composer_prime.sync.records import Close, Commit, Offer, Part, Refused
+from composer_prime.sync.reading import read_record
+from composer_prime.sync.records import Close, Commit, Manifest, Offer, Part, Refused
 from composer_prime.sync.replica import rebuild_master
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
@@ -110,13 +111,6 @@ def test_a_finished_sliced_run_verifies_and_every_part_is_recomputed(store_uri, 
         assert report.last == 3 and report.num_parts == num_parts >= 10
 
 
-def test_a_sliced_run_in_int8_verifies(request):
-    store = make_run(open_store(f"memory://{request.node.name}"), "abcdef", **SLICED | {"codec": "int8"})
-    for report in verify_all(store):
-        num_parts = sum(read_commit(store, report.fragment, version).num_parts for version in range(report.last))
-        assert report.num_parts == num_parts >= 8
-
-
 def test_a_run_verifies_from_its_oldest_kept_snapshot_after_garbage_collection(request):
     store = open_store(f"memory://{request.node.name}")
     make_run(store, "ab", quorum=2, keep_log=False, rounds=12, liveness_s=1.0, max_stale_rounds=1, momentum=0.5)
@@ -172,12 +166,6 @@ def test_parts_that_were_collected_before_their_snapshot_are_no_fault(request, m
     assert (report.first, report.last, report.num_skipped) == (1, 3, 1)
 
 
-def test_a_run_with_keys_verifies_with_its_signatures(request):
-    store = open_store(f"memory://{request.node.name}")
-    make_signed(store)
-    assert [report.last for report in verify_all(store)] == [4, 4]
-
-
 def make_signed(store: Store) -> None:
     owner, pair = SigningKey.generate(), {name: SigningKey.generate() for name in "ab"}
     founding = Founding(owner.public, {name: key.public for name, key in pair.items()})
@@ -196,15 +184,6 @@ def test_a_run_that_goes_on_verifies_as_far_as_it_is(request):
     verifier = Verifier(store)
     assert 0 < verifier.check(0).last < 10 and not verifier.is_closed
     verifier.close()
-
-
-def test_a_commit_that_every_site_found_void_is_no_damage(request):
-    store = open_store(f"memory://{request.node.name}")
-    site = ThreadSite(store, make_terms(rounds=4), "a")
-    site.after_join = lambda: store.create(keys.commit(0, 1), b"not a commit")
-    run_sites(site)
-    first, second = verify_all(store)
-    assert first.num_void == 1 and first.last == 5 and second.last == 5
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -247,12 +226,6 @@ def change_offer(store: Store) -> str:
     return key
 
 
-def change_close(store: Store) -> str:
-    close = Close.from_bytes(store.get(keys.close()), keys.close())
-    store.put(keys.close(), close.model_copy(update={"masters": ("0" * 64, close.masters[1])}).to_bytes())
-    return keys.close()
-
-
 def deleted(store: Store, key: str) -> str:
     store.delete(key)
     return key
@@ -269,9 +242,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Store], str], str]] = {
     ),
     "a flipped byte in a payload of a sliced round": (
         "sliced", lambda store: flip(store, read_commit(store, 1, 0).taken[3].payload), "isn't what its offer states"
-    ),
-    "a payload that is gone": (
-        "gathered", lambda store: deleted(store, read_commit(store, 1, 2).taken[0].payload), "no object"
     ),
     **{
         f"a flipped byte in snapshot {version}": (
@@ -298,7 +268,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Store], str], str]] = {
     },
     "a changed offer": ("gathered", change_offer, "isn't the offer that its commit took"),
     "an offer that is gone": ("gathered", lambda store: deleted(store, keys.offer(0, 1, "b")), "is gone, though"),
-    "a changed close record": ("gathered", change_close, "names another master 0"),
     "a changed merged payload": (
         "sliced", lambda store: flip(store, str(read_part(store, 1).payload)), "has bytes of sha256"
     ),
@@ -390,3 +359,57 @@ def test_a_machine_that_computes_differently_says_so_before_anything_is_replayed
     store.put(keys.manifest(), canonical(data | {"test_vector": "0" * 64}))
     with pytest.raises(ProtocolError, match="test vector"):
         Verifier(store)
+
+
+# --- what a run says of itself: its manifest, its close record -------------------------------------------------------
+
+
+@pytest.fixture
+def closed(request: pytest.FixtureRequest) -> Store:
+    """A run of one site that has ended at version 4."""
+    return make_run(open_store(f"memory://{request.node.name}"), "a")
+
+
+def change_close(store: Store, **fields: object) -> None:
+    record = read_record(store, Close, keys.close())
+    store.put(keys.close(), record.model_copy(update=fields).to_bytes())
+
+
+def test_a_manifest_whose_fingerprint_is_not_its_parameters_is_found(closed: Store) -> None:
+    manifest = read_record(closed, Manifest, keys.manifest())
+    closed.put(keys.manifest(), manifest.model_copy(update={"fingerprint": "f" * 64}).to_bytes())
+    assert_found(closed, f"manifest.json states the fingerprint {'f' * 16}, its parameters make ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"voids": ((2,), ())}, "close.json names other void rounds of fragment 0 than the log"),
+        ({"masters": ("0" * 64, "1" * 64)}, "close.json names another master 0"),
+        ({"versions": (4,)}, "close.json doesn't say of every fragment how it ended"),
+        ({"masters": ()}, "close.json doesn't say of every fragment how it ended"),
+        ({"versions": (4,), "masters": ("1" * 64,), "voids": ((),)}, "close.json isn't a record of 2 fragments"),
+        ({"versions": (4, 9)}, "close.json doesn't end every fragment at version 4"),
+    ],
+    ids=["voids", "another master", "fewer versions", "no masters", "one fragment", "a version nobody has"],
+)
+def test_a_close_record_that_does_not_follow_from_the_log_is_found(closed: Store, fields: dict, words: str) -> None:
+    change_close(closed, **fields)
+    assert_found(closed, words)
+
+
+@pytest.mark.parametrize("signer", ["nobody", "an outsider"])
+def test_a_close_record_that_no_admitted_site_signed_is_found(request: pytest.FixtureRequest, signer: str) -> None:
+    store = open_store(f"memory://{request.node.name}")
+    make_signed(store)
+    record = read_record(store, Close, keys.close())
+    message = record.message(sha256_hex(store.get(keys.manifest())))
+    change_close(store, signature=None if signer == "nobody" else SigningKey.generate().sign(message))
+    assert_found(store, "close.json ", "sign")
+
+
+def test_a_run_whose_close_record_is_gone_verifies_and_is_not_called_closed(closed: Store) -> None:
+    closed.delete(keys.close())
+    verifier = Verifier(closed)
+    assert [verifier.check(fragment).last for fragment in range(2)] == [4, 4] and not verifier.is_closed
+    verifier.close()

@@ -67,9 +67,7 @@ def write_tape(folder: Path, site: str, lines: list[str]) -> None:
     place.write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_13_000_bad_lines_of_a_guest_are_a_few_lines(
-    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_13_000_bad_lines_of_a_guest_are_a_few_lines(copy, capsys, monkeypatch):
     before = len(shown(capsys, monkeypatch, copy))
     write_tape(copy, "c", [f"no event {number}" for number in range(13_000)])
     lines = shown(capsys, monkeypatch, copy)
@@ -77,7 +75,7 @@ def test_13_000_bad_lines_of_a_guest_are_a_few_lines(
     assert any("12,997 more such lines" in line for line in lines)
 
 
-def test_bad_offers_of_thousands_of_rounds_are_a_few_lines_and_hide_no_others(copy: Path, tmp_path: Path) -> None:
+def test_bad_offers_of_thousands_of_rounds_are_a_few_lines_and_hide_no_others(copy, tmp_path):
     for version in range(2, 2000):
         place = copy / keys.offer(0, version, "c")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +87,7 @@ def test_bad_offers_of_thousands_of_rounds_are_a_few_lines_and_hide_no_others(co
     assert any(problem.startswith("site b has not beaten") for problem in found.problems)
 
 
-def test_names_that_nobody_admitted_are_no_sites(copy: Path) -> None:
+def test_names_that_nobody_admitted_are_no_sites(copy):
     before = look(store := open_store(f"file://{copy}"))
     for number in range(300):
         store.create(keys.claim(f"x{number}", 0), b"{}")
@@ -98,9 +96,7 @@ def test_names_that_nobody_admitted_are_no_sites(copy: Path) -> None:
     assert found.problems == (*before.problems, "names that were never admitted have claims: 300, such as x0")
 
 
-def test_where_anybody_may_come_the_table_ends_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_anybody_may_come_the_table_ends_and_says_so(tmp_path, capsys, monkeypatch):
     play = Play(tmp_path / "run", "ab", signed=False, sizes=(10, 40, 7), quorum=2)
     play.rounds(2, fragments=1)
     for number in range(300):
@@ -110,7 +106,7 @@ def test_where_anybody_may_come_the_table_ends_and_says_so(
     assert sum(" a " in line or " b " in line for line in lines) >= 2, "those that take part come first"
 
 
-def test_beats_of_more_than_can_be_are_told_and_not_counted(tmp_path: Path) -> None:
+def test_beats_of_more_than_can_be_are_told_and_not_counted(tmp_path):
     play = Play(tmp_path / "run", "abcd", signed=True, sizes=(10, 40, 7), quorum=2, step_tokens=100)
     play.rounds(2, fragments=1)
     store = play.store
@@ -125,7 +121,7 @@ def test_beats_of_more_than_can_be_are_told_and_not_counted(tmp_path: Path) -> N
     assert [problem.split(" says ")[0] for problem in found.problems] == ["the beat of site b", "the beat of site c"]
 
 
-def test_a_beat_that_is_not_believed_is_no_sign_of_life(tmp_path: Path) -> None:
+def test_a_beat_that_is_not_believed_is_no_sign_of_life(tmp_path):
     play = Play(tmp_path / "run", "ab", signed=True, sizes=(10, 40, 7), quorum=2, liveness_s=10.0, step_tokens=100)
     key = keys.beat("b", 0)
     beat = Beat.from_bytes(play.store.get(key), key).model_copy(update={"trained_tokens": 2**53})
@@ -134,7 +130,7 @@ def test_a_beat_that_is_not_believed_is_no_sign_of_life(tmp_path: Path) -> None:
     assert found["b"].trained_tokens == 0 and found["b"].beating is False
 
 
-def test_who_is_admitted_between_two_looks_is_a_site(copy: Path) -> None:
+def test_who_is_admitted_between_two_looks_is_a_site(copy):
     store = open_store(f"file://{copy}")
 
     def come(wait_s: float) -> None:
@@ -144,7 +140,7 @@ def test_who_is_admitted_between_two_looks_is_a_site(copy: Path) -> None:
     assert [site.site for site in look(store, 1.0, come).sites] == [*"abcd"]
 
 
-def test_what_a_revoked_member_commits_under_an_older_admission_counts_for_nothing(copy: Path) -> None:
+def test_what_a_revoked_member_commits_under_an_older_admission_counts_for_nothing(copy):
     store = open_store(f"file://{copy}")
     Owner(store, OWNER).revoke("b")
     roster = Roster(store, *find_manifest(store))
@@ -172,9 +168,7 @@ def test_what_a_revoked_member_commits_under_an_older_admission_counts_for_nothi
     ],
     ids=["unsigned", "another's", "a guest's", "misplaced", "without its admission"],
 )
-def test_what_no_committer_said_of_others_counts_for_nothing(
-    copy: Path, changes: dict[str, Any], signer: str | None, why: str
-) -> None:
+def test_what_no_committer_said_of_others_counts_for_nothing(copy, changes, signer, why):
     store = open_store(f"file://{copy}")
     before = look(store)
     key = keys.commit(0, 1)
@@ -189,21 +183,21 @@ def test_what_no_committer_said_of_others_counts_for_nothing(
     assert problem.startswith(f"{key} ") and why in problem
 
 
-def test_a_commit_far_behind_the_runs_end_closes_no_round(copy: Path) -> None:
+def test_a_commit_far_behind_the_runs_end_closes_no_round(copy):
     far = copy / keys.commit(0, 99_999_990)
     far.parent.mkdir(parents=True)
     far.write_bytes((copy / keys.commit(0, 1)).read_bytes())
     assert [fragment.version for fragment in look(open_store(f"file://{copy}")).by_fragment] == [2, 0]
 
 
-def test_a_commit_of_endless_parts_is_read_as_any_other(copy: Path) -> None:
+def test_a_commit_of_endless_parts_is_read_as_any_other(copy):
     place = copy / keys.commit(0, 1)
     commit = Commit.from_bytes(place.read_bytes(), "commit").model_copy(update={"num_parts": 2**53})
     place.write_bytes(commit.to_bytes())
     assert look(open_store(f"file://{copy}")).by_fragment[0].version == 2
 
 
-def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path) -> None:
+def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy):
     store = open_store(f"file://{copy}")
     sound = look(store).bytes.payloads
     write_tape(copy, "c", [json.dumps({"event": "offer", "fragment": 0, "version": 1, "nbytes": 2**53, "tokens": 1})])
@@ -212,7 +206,7 @@ def test_nine_petabytes_that_a_guest_claims_are_told_and_not_counted(copy: Path)
     assert any(f"site c says {2**53} bytes" in problem and "not counted" in problem for problem in found.problems)
 
 
-def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy: Path) -> None:
+def test_traffic_of_processes_that_never_started_is_none_of_a_site_s(copy):
     event = {"event": "round", "fragment": 0, "version": 0, "fault": None, "bytes_up": 7, "bytes_down": 5}
     write_tape(copy, "c", [json.dumps(event | {"incarnation": number}) for number in (0, 1, 10**6)])
     found = contribution(open_store(f"file://{copy}"), "c")

@@ -95,10 +95,6 @@ def test_a_sites_row_has_its_state_and_the_fates_of_its_tokens_below_their_names
     assert [found[name] for name in ("state", "alive", "in last round", "versions")] == ["silent", "beat 11", "no", "-"]
 
 
-def test_steps_and_rounds_have_their_unit_below_the_table():
-    assert "step: an inner step; versions: of each fragment; taken, missed: fragment rounds" in drawn(STATUS)
-
-
 def test_a_fragments_row_has_its_rounds_below_their_names():
     text = drawn(STATUS)
     assert row(text, "rounds of each fragment", "0") == {
@@ -113,14 +109,6 @@ def test_a_fragments_row_has_its_rounds_below_their_names():
     }
     other = row(text, "rounds of each fragment", "1")
     assert (other["sites taken"], other["snapshots"]) == ("-", "0 .. 7 8")
-
-
-def test_what_was_bounded_stands_below_its_name():
-    assert row(drawn(STATUS), "offers that were taken, and", "a") == {
-        "site": "a",
-        "clipped": "51",
-        "at most to": "0.12",
-    }
 
 
 def test_the_lines_above_have_the_run_its_bytes_and_three_counts_of_sites():

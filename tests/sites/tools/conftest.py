@@ -45,10 +45,7 @@ def play(tmp_path: Path, tokenizer_dir: Path, run_async: Callable[..., Any], mon
             monkeypatch.setitem(sys.modules, environment.__name__, environment)
             environment = environment.__name__
         env = {"taskset": {"id": environment, **(taskset or {})}, "agent": agent or {}}
-        train = {
-            "source": [{"name": "tools", "env": env}],
-            "sampling": {"max_completion_tokens": MAX_TURN_TOKENS},
-        }
+        train = {"source": [{"name": "tools", "env": env}], "sampling": {"max_completion_tokens": MAX_TURN_TOKENS}}
 
         async def group(player: RolloutPlayer) -> Group:
             return await player.play_group(0, 0, size, 7)

@@ -198,12 +198,3 @@ def test_calls_are_counted_by_the_kind_of_their_error(play: Play, said: str) -> 
         "tools/calls": 1.0,
         **({"tools/errors": 1.0, f"tools/errors/{kind}": 1.0} if kind is not None else {}),
     }
-
-
-def test_the_errors_of_a_rollout_add_up(play: Play) -> None:
-    _, _, streams = played(play, "\n".join(CALLS), *CALLS)
-    kinds = [kind for _, kind in CALLS.values() if kind is not None]
-    assert streams["tools/calls"] == 2.0 * len(CALLS)
-    assert streams["tools/errors"] == 2.0 * len(kinds)
-    for kind in set(kinds):
-        assert streams[f"tools/errors/{kind}"] == 2.0 * kinds.count(kind)

@@ -14,7 +14,6 @@ from composer_prime.traces.ask.asking import ask
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.plan import make_plan
 from tests.traces.ask.batch_server import FakeBatches, serving_batches
-from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, Listed, trace
 
 STATES = [trace(number) for number in range(6)]
@@ -50,9 +49,7 @@ async def killed_while_out(fake: FakeBatches, teacher: TextTeacher, folder: Path
     await asyncio.gather(run, return_exceptions=True)
 
 
-def test_a_batch_gives_the_same_answers_for_half_the_price(
-    begin: Begin, serve: Serve, asking: Ask, tmp_path: Path
-) -> None:
+def test_a_batch_gives_the_same_answers_for_half_the_price(begin, serve, asking, tmp_path):
     fake, teacher = begin()
     report = asking(STATES, [teacher])
     assert len(fake.batches) == 1 and report.is_complete and report.usd == pytest.approx(fake.teacher.served_usd)
@@ -63,9 +60,7 @@ def test_a_batch_gives_the_same_answers_for_half_the_price(
     assert report.usd == pytest.approx(one_by_one.usd / 2)
 
 
-def test_a_batch_that_is_out_when_the_process_ends_is_resumed_by_its_id(
-    begin: Begin, asking: Ask, tmp_path: Path
-) -> None:
+def test_a_batch_that_is_out_when_the_process_ends_is_resumed_by_its_id(begin, asking, tmp_path):
     fake, teacher = begin(is_done=False)
     asyncio.run(killed_while_out(fake, teacher, tmp_path / "answers"))
     assert [record.outcome for record in AnswerFolder(tmp_path / "answers").ledger()] == ["reserved"] * 6
@@ -75,9 +70,7 @@ def test_a_batch_that_is_out_when_the_process_ends_is_resumed_by_its_id(
     assert report.usd == pytest.approx(fake.teacher.served_usd) and len(answers(tmp_path / "answers")) == 6
 
 
-def test_a_resumed_batch_answers_also_those_that_come_for_their_answers_after_it_was_dealt(
-    begin: Begin, asking: Ask, tmp_path: Path
-) -> None:
+def test_a_resumed_batch_answers_also_those_that_come_for_their_answers_after_it_was_dealt(begin, asking, tmp_path):
     fake, teacher = begin(is_done=False)
     asyncio.run(killed_while_out(fake, teacher, tmp_path / "answers"))
     fake.is_done = True
@@ -86,13 +79,13 @@ def test_a_resumed_batch_answers_also_those_that_come_for_their_answers_after_it
     assert len(answers(tmp_path / "answers")) == 6
 
 
-def test_a_batch_whose_id_never_came_is_found_by_our_token(begin: Begin, asking: Ask, tmp_path: Path) -> None:
+def test_a_batch_whose_id_never_came_is_found_by_our_token(begin, asking, tmp_path):
     fake, teacher = begin(forgets=True)
     report = asking(STATES, [teacher])
     assert len(fake.batches) == 1 and report.is_complete and report.usd == pytest.approx(fake.teacher.served_usd)
 
 
-def test_what_an_expired_batch_left_out_costs_nothing_and_is_asked_in_the_next(begin: Begin, asking: Ask) -> None:
+def test_what_an_expired_batch_left_out_costs_nothing_and_is_asked_in_the_next(begin, asking):
     fake, teacher = begin(ends="expired")
     report = asking(STATES[:2], [teacher])
     assert report.teachers[0].num_answered == 1 and report.teachers[0].num_failed == 1 and report.num_lost == 0

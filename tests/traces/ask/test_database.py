@@ -20,7 +20,6 @@ from composer_prime.traces.ask.plan import make_plan
 from composer_prime.traces.ask.prices import NANO
 from composer_prime.traces.ask.report import forecast
 from tests.architecture import REPOSITORY
-from tests.traces.ask.conftest import Ask, DieAt, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, Listed, trace
 
 STATES = [trace(number) for number in range(6)]
@@ -68,9 +67,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_whatever_write_a_process_dies_at_its_commits_are_there_whole_and_half_a_one_never(
-    tmp_path: Path, die_at: DieAt
-) -> None:
+def test_whatever_write_a_process_dies_at_its_commits_are_there_whole_and_half_a_one_never(tmp_path, die_at):
     draw, place, code, num_halfway = random.Random(0), 0, -signal.SIGKILL, 0
     while code == -signal.SIGKILL:
         folder = tmp_path / str(place)
@@ -92,9 +89,7 @@ def test_whatever_write_a_process_dies_at_its_commits_are_there_whole_and_half_a
 
 
 @pytest.mark.slow
-def test_whatever_write_a_process_dies_at_an_answer_is_there_with_its_cost_or_neither_is(
-    tmp_path: Path, die_at: DieAt
-) -> None:
+def test_whatever_write_a_process_dies_at_an_answer_is_there_with_its_cost_or_neither_is(tmp_path, die_at):
     place, code, seen = 0, -signal.SIGKILL, set[tuple[str, ...]]()
     while code == -signal.SIGKILL:
         folder = tmp_path / str(place)
@@ -109,7 +104,7 @@ def test_whatever_write_a_process_dies_at_an_answer_is_there_with_its_cost_or_ne
     assert code == 0 and seen == {(), ("reserved",), ("answered",)}
 
 
-def test_callers_that_wait_at_once_share_commits(path: Path) -> None:
+def test_callers_that_wait_at_once_share_commits(path):
     statements: list[str] = []
 
     async def write(database: Database, number: int) -> None:
@@ -126,7 +121,7 @@ def test_callers_that_wait_at_once_share_commits(path: Path) -> None:
     assert len(hosts(path)) == 50 and 1 <= statements.count("COMMIT") <= 25
 
 
-def test_a_commit_that_fails_is_told_to_all_that_wait_and_nothing_is_written_after_it(path: Path) -> None:
+def test_a_commit_that_fails_is_told_to_all_that_wait_and_nothing_is_written_after_it(path):
     async def write(database: Database, text: str) -> None:
         database.write((WRITE, (text,)))
         await database.synced()
@@ -143,9 +138,7 @@ def test_a_commit_that_fails_is_told_to_all_that_wait_and_nothing_is_written_aft
     assert hosts(path) == []
 
 
-def test_nothing_is_sent_once_the_disk_is_full(
-    serve: Serve, asking: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_sent_once_the_disk_is_full(serve, asking, tmp_path, monkeypatch):
     fake, init = FakeTextTeacher(), Database.__init__
 
     def small(self: Database, path: Path, is_copy: bool = False) -> None:
@@ -164,7 +157,7 @@ def test_nothing_is_sent_once_the_disk_is_full(
     assert asking(states, [serve(fake)]).is_complete
 
 
-def test_a_reader_holds_a_commit_up_and_breaks_nothing(path: Path) -> None:
+def test_a_reader_holds_a_commit_up_and_breaks_nothing(path):
     with closing(Database(path)) as database, closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         assert not reader.execute("SELECT * FROM hosts").fetchall()
@@ -178,7 +171,7 @@ def test_a_reader_holds_a_commit_up_and_breaks_nothing(path: Path) -> None:
         assert hosts(path) == ["a0"]
 
 
-def test_others_read_what_is_there_while_somebody_asks(serve: Serve, asking: Ask, tmp_path: Path) -> None:
+def test_others_read_what_is_there_while_somebody_asks(serve, asking, tmp_path):
     folder, seen = AnswerFolder(tmp_path / "answers"), []
     fake = FakeTextTeacher(hook=lambda number, when: seen.append(len(list(folder.answers()))))
     asking(STATES, [serve(fake, max_in_flight=1)])
@@ -214,9 +207,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_or_foreign_file_is_one_line_for_whoever_opens_it_and_stays_as_it_is(
-    serve: Serve, asking: Ask, tmp_path: Path, kind: str
-) -> None:
+def test_a_damaged_or_foreign_file_is_one_line_for_whoever_opens_it_and_stays_as_it_is(serve, asking, tmp_path, kind):
     fake = FakeTextTeacher()
     teacher = serve(fake)
     asking(STATES, [teacher])
@@ -238,9 +229,7 @@ def test_a_damaged_or_foreign_file_is_one_line_for_whoever_opens_it_and_stays_as
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "ledger.jsonl"])
-def test_a_folder_of_the_old_form_is_refused_with_the_remedy(
-    serve: Serve, asking: Ask, tmp_path: Path, name: str
-) -> None:
+def test_a_folder_of_the_old_form_is_refused_with_the_remedy(serve, asking, tmp_path, name):
     root, fake = tmp_path / "answers", FakeTextTeacher()
     root.mkdir()
     (root / name).write_text("{}\n")
@@ -256,14 +245,14 @@ def test_a_folder_of_the_old_form_is_refused_with_the_remedy(
     assert [one.name for one in root.iterdir()] == [name] and not fake.bodies
 
 
-def test_a_file_that_a_kill_left_empty_is_begun_again(serve: Serve, asking: Ask, tmp_path: Path) -> None:
+def test_a_file_that_a_kill_left_empty_is_begun_again(serve, asking, tmp_path):
     (tmp_path / "answers").mkdir()
     (tmp_path / "answers" / "answers.sqlite").touch()
     assert AnswerFolder(tmp_path / "answers").ledger() == ()
     assert asking(STATES, [serve(FakeTextTeacher())]).is_complete
 
 
-def test_a_file_that_cannot_be_opened_is_what_the_system_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_what_the_system_refused(tmp_path):
     (tmp_path / "answers" / "answers.sqlite").mkdir(parents=True)
     with pytest.raises(SystemRefused, match=r"answers.sqlite: unable to open"):
         AnswerFolder(tmp_path / "answers").ledger()

@@ -1,19 +1,16 @@
 """What a dry run says: calls, dollars, minutes, and that nothing is sent or written."""
 
-from pathlib import Path
-
 import pytest
 
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.plan import make_plan
 from composer_prime.traces.ask.report import ASSUMED_LATENCY_S, forecast
-from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, Listed, trace
 
 STATES = [trace(number) for number in range(6)]
 
 
-def test_a_forecast_sends_nothing_and_bounds_what_the_run_then_costs(serve: Serve, asking: Ask, tmp_path: Path) -> None:
+def test_a_forecast_sends_nothing_and_bounds_what_the_run_then_costs(serve, asking, tmp_path):
     fakes = [FakeTextTeacher(), FakeTextTeacher()]
     teachers = [serve(fakes[0], name="cheap"), serve(fakes[1], name="dear", tier=1, max_in_flight=1)]
     found = forecast(make_plan(Listed([*STATES, *STATES])), teachers, tmp_path / "answers")
@@ -26,9 +23,7 @@ def test_a_forecast_sends_nothing_and_bounds_what_the_run_then_costs(serve: Serv
     assert served == pytest.approx(found.least.predicted_usd, rel=0.2) and served <= found.least.worst_usd
 
 
-def test_a_forecast_over_answers_counts_what_is_left_by_what_calls_cost_so_far(
-    serve: Serve, asking: Ask, tmp_path: Path
-) -> None:
+def test_a_forecast_over_answers_counts_what_is_left_by_what_calls_cost_so_far(serve, asking, tmp_path):
     teacher = serve(FakeTextTeacher())
     asking(STATES[:4], [teacher])
     records = AnswerFolder(tmp_path / "answers").ledger()

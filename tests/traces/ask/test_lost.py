@@ -11,7 +11,6 @@ import pytest
 from composer_prime.config.text_teachers import TextTeacher
 from composer_prime.traces.ask import teacher as teacher_module
 from composer_prime.traces.ask.folder import AnswerFolder
-from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, trace
 
 
@@ -38,7 +37,7 @@ def with_usage(teacher: TextTeacher, **more: object) -> TextTeacher:
     return teacher.model_copy(update={"usage_url": f"{teacher.base_url}/usage", **more})
 
 
-def test_the_usage_record_settles_a_lost_call_to_the_cent(serve: Serve, asking: Ask, folder: AnswerFolder) -> None:
+def test_the_usage_record_settles_a_lost_call_to_the_cent(serve, asking, folder):
     fake = FakeTextTeacher(fault=lambda number: "lost" if number < 2 else "ok", usage_tells=True)
     report = asking([trace(1)], [with_usage(serve(fake))])
     records = folder.ledger()
@@ -49,9 +48,7 @@ def test_the_usage_record_settles_a_lost_call_to_the_cent(serve: Serve, asking: 
     assert report.usd_run == pytest.approx(fake.served_usd, abs=1e-12)
 
 
-def test_a_lost_call_stays_reserved_while_nobody_tells_and_is_settled_once_somebody_does(
-    serve: Serve, asking: Ask, folder: AnswerFolder
-) -> None:
+def test_a_lost_call_stays_reserved_while_nobody_tells_and_is_settled_once_somebody_does(serve, asking, folder):
     fake = FakeTextTeacher(fault=lambda number: "lost" if number < 2 else "ok")
     teacher = with_usage(serve(fake))
     report = asking([trace(1)], [teacher])
@@ -64,8 +61,8 @@ def test_a_lost_call_stays_reserved_while_nobody_tells_and_is_settled_once_someb
 
 
 def test_a_call_that_the_provider_does_not_know_costs_nothing_once_it_can_no_longer_be_on_its_way(
-    serve: Serve, asking: Ask, folder: AnswerFolder, later: Later
-) -> None:
+    serve, asking, folder, later
+):
     fake = FakeTextTeacher(fault=lambda number: "dead" if number < 1 else "ok", usage_tells=True)
     teacher = with_usage(serve(fake))
     assert asking([trace(1)], [teacher]).num_lost == 1
@@ -75,9 +72,7 @@ def test_a_call_that_the_provider_does_not_know_costs_nothing_once_it_can_no_lon
     assert (lost.outcome, lost.usd_settled) == ("lost", 0) and answered.usd_settled == pytest.approx(fake.served_usd)
 
 
-def test_a_lost_call_is_released_after_the_stated_time_and_the_ledger_says_so(
-    serve: Serve, asking: Ask, folder: AnswerFolder, later: Later
-) -> None:
+def test_a_lost_call_is_released_after_the_stated_time_and_the_ledger_says_so(serve, asking, folder, later):
     fake = FakeTextTeacher(fault=lambda number: "lost" if not number else "ok")
     teacher = serve(fake, release_lost_after_s=3600.0)
     assert asking([trace(1)], [teacher]).num_lost == asking([trace(1)], [teacher]).num_lost == 1

@@ -10,7 +10,6 @@ import pytest
 
 from composer_prime.traces.ask import pace
 from composer_prime.traces.ask.pace import LONGEST_PAUSE_S, Pace, asked_pause
-from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, trace
 
 
@@ -28,9 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
     return lambda: now
 
 
-def test_twenty_requests_a_window_of_ten_seconds_answer_all_of_199_without_a_word_of_the_server(
-    clock: Callable[[], float],
-) -> None:
+def test_twenty_requests_a_window_of_ten_seconds_answer_all_of_199_without_a_word_of_the_server(clock):
     async def run() -> tuple[float, int]:
         mine, windows, num_refused, num_answered = Pace(clock), Counter[int](), 0, 0
         while num_answered < 199:
@@ -50,7 +47,7 @@ def test_twenty_requests_a_window_of_ten_seconds_answer_all_of_199_without_a_wor
     assert num_refused < 60
 
 
-def test_refusals_of_one_burst_slow_a_teacher_down_once(clock: Callable[[], float]) -> None:
+def test_refusals_of_one_burst_slow_a_teacher_down_once(clock):
     async def run() -> None:
         mine = Pace(clock)
         left = [await mine.turn() for _ in range(8)]
@@ -61,7 +58,7 @@ def test_refusals_of_one_burst_slow_a_teacher_down_once(clock: Callable[[], floa
     assert clock() == 1.0
 
 
-def test_a_server_that_refuses_for_ten_minutes_is_given_up(clock: Callable[[], float]) -> None:
+def test_a_server_that_refuses_for_ten_minutes_is_given_up(clock):
     async def run() -> None:
         mine = Pace(clock)
         while mine.refused(await mine.turn()):
@@ -85,13 +82,11 @@ def test_a_server_that_refuses_for_ten_minutes_is_given_up(clock: Callable[[], f
         ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000009000"}, 1700000009 - 1000),
     ],
 )  # fmt: skip
-def test_a_server_says_how_long_to_wait_in_many_ways(headers: dict[str, str], seconds: float | None) -> None:
+def test_a_server_says_how_long_to_wait_in_many_ways(headers, seconds):
     assert asked_pause(headers, now=lambda: 1000.0) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_a_server_with_windows_and_no_retry_after_answers_all_and_nothing_is_given_up(
-    serve: Serve, asking: Ask
-) -> None:
+def test_a_server_with_windows_and_no_retry_after_answers_all_and_nothing_is_given_up(serve, asking):
     windows, start = Counter[int](), time.monotonic()
 
     def fault(number: int) -> str:
@@ -105,7 +100,7 @@ def test_a_server_with_windows_and_no_retry_after_answers_all_and_nothing_is_giv
     assert len(fake.bodies) > 40 and report.usd == pytest.approx(fake.served_usd)
 
 
-def test_a_pause_that_is_too_long_stops_the_teacher_at_once(serve: Serve, asking: Ask) -> None:
+def test_a_pause_that_is_too_long_stops_the_teacher_at_once(serve, asking):
     fake = FakeTextTeacher(fault=lambda number: "busy", retry_after="3600")
     report = asking([trace(number) for number in range(20)], [serve(fake)])
     assert len(fake.bodies) == 1 and "refuses for too long" in (report.teachers[0].stopped or "")

@@ -1,23 +1,20 @@
 """What a teacher's table sets: the request's fields, headers and path, the key of its answers, and cached prompts."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ask.prices import Usage, charge, read_usage, worst_case
 from composer_prime.traces.ask.questions import Wording, frame_bytes, key_of, sampling_id
 from composer_prime.traces.states import said
-from tests.traces.ask.conftest import Ask, Serve
 from tests.traces.ask.text_teacher import FakeTextTeacher, call, trace
 
 CACHE = {"prompt_cache": "anthropic", "usd_per_million_cache_write_tokens": 3.75, "usd_per_million_cached_tokens": 0.3}
 
 
-def test_each_teacher_is_asked_as_its_table_says(serve: Serve, asking: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_teacher_is_asked_as_its_table_says(serve, asking, monkeypatch):
     monkeypatch.setenv("GATE_PASS", "open sesame")
     fake = FakeTextTeacher()
     teacher = serve(
@@ -38,9 +35,7 @@ def test_each_teacher_is_asked_as_its_table_says(serve: Serve, asking: Ask, monk
     assert (headers["X-Gate"], headers["X-Title"], headers["path"]) == ("open sesame", "traces", "/api/chat")
 
 
-def test_what_a_header_says_is_written_nowhere_and_never_shown(
-    serve: Serve, asking: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_header_says_is_written_nowhere_and_never_shown(serve, asking, monkeypatch, tmp_path):
     monkeypatch.setenv("GATE_PASS", "open sesame")
     fake = FakeTextTeacher(fault=lambda number: "key" if number else "ok", words="no entry with open sesame")
     report = asking([trace(number) for number in range(3)], [serve(fake, headers={"X-Gate": "$GATE_PASS"})])
@@ -63,7 +58,7 @@ CHANGES: dict[str, Any] = {
 SAME: dict[str, Any] = {"batch": True, "weight": 2.0, "name": "other", "timeout_s": 9.0, "max_in_flight": 2, **CACHE}
 
 
-def test_what_changes_an_answer_changes_its_key_and_nothing_else_does() -> None:
+def test_what_changes_an_answer_changes_its_key_and_nothing_else_does():
     plain = FakeTextTeacher().config("http://127.0.0.1:1")
     others = {sampling_id(plain.model_copy(update={name: value})) for name, value in CHANGES.items()}
     assert len(others - {sampling_id(plain)}) == len(CHANGES)
@@ -72,7 +67,7 @@ def test_what_changes_an_answer_changes_its_key_and_nothing_else_does() -> None:
     assert len(keys) == 2 * (1 + len(CHANGES))
 
 
-def test_a_request_is_never_longer_than_what_was_reserved_for_it() -> None:
+def test_a_request_is_never_longer_than_what_was_reserved_for_it():
     for settings in ({}, CACHE, {"extra_body": {"a": "b"}}):
         teacher = FakeTextTeacher().config("http://127.0.0.1:1", **settings)
         state = trace(1)
@@ -81,7 +76,7 @@ def test_a_request_is_never_longer_than_what_was_reserved_for_it() -> None:
         assert len(body) <= frame_bytes(teacher) + parts <= len(body) + 120
 
 
-def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usage(serve: Serve, asking: Ask) -> None:
+def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usage(serve, asking):
     fake = FakeTextTeacher()
     teacher = serve(fake, **CACHE)
     start = trace(1)
@@ -101,13 +96,3 @@ def test_prompt_caching_marks_the_last_message_with_a_text_and_is_priced_by_usag
         assert usage is not None and usage == Usage(1000, 600, 300, 10)
         assert charge(teacher, usage) == 100 * 3000 + 600 * 300 + 300 * 3750 + 10 * 15000
     assert worst_case(teacher, 0) == 1024 * 3750 + 200 * 15000
-
-
-def test_asking_again_with_a_setting_that_changes_no_answer_costs_nothing(
-    serve: Serve, asking: Ask, tmp_path: Path
-) -> None:
-    fake = FakeTextTeacher()
-    teacher = serve(fake)
-    asking([trace(1)], [teacher])
-    asking([trace(1)], [teacher.model_copy(update={**CACHE, "max_in_flight": 2})])
-    assert len(fake.bodies) == 1 and len(list(AnswerFolder(tmp_path / "answers").answers())) == 1

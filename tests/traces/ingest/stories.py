@@ -272,7 +272,7 @@ def openhands_v1(told: Story) -> bytes:
 def opencode(told: Story) -> bytes:
     """An export: a message for each of the first calls, then one that holds the others."""
     messages: list[dict[str, Any]] = [
-        {"info": {"role": "user", "id": "m0"}, "parts": [{"type": "text", "text": told.user}]},
+        {"info": {"role": "user", "id": "m0"}, "parts": [{"type": "text", "text": told.user}]}
     ]
     parts: list[dict[str, Any]] = []
     for number, turn in enumerate(told.turns):

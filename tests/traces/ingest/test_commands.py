@@ -111,9 +111,7 @@ TOOLS = [
 ]
 
 
-def test_tools_can_be_given_where_logs_lack_them_and_are_part_of_the_question(
-    tmp_path: Path,
-) -> None:
+def test_tools_can_be_given_where_logs_lack_them_and_are_part_of_the_question(tmp_path: Path) -> None:
     path, store = put(tmp_path, "codex"), tmp_path / "store"
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
     (tmp_path / "system.txt").write_text("Be careful.")

@@ -79,9 +79,3 @@ def test_a_dry_run_prints_the_same_and_writes_no_pairs(replay_pairs, tmp_path: P
     dry = replay_pairs("store", "answers", "--to", "pairs.jsonl", "--dry-run")
     assert dry.code == 0 and list(tmp_path.iterdir()) == []
     assert replay_pairs("store", "answers", "--to", "pairs.jsonl").out == dry.out
-
-
-def test_an_empty_pool_is_one_line(replay_pairs, tmp_path: Path) -> None:
-    answered = replay_pairs("store", "nobody", "--to", "pairs.jsonl")
-    assert answered.code == 2 and "there are no answers to vote with" in answered.err
-    assert answered.err.count("\n") == 1 and list(tmp_path.iterdir()) == []

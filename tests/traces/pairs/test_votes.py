@@ -88,15 +88,6 @@ def test_the_winner_speaks_in_its_weightiest_teachers_words() -> None:
     assert decided(consensus_of(votes("plurality", said), 0.5)) == ("LEFT", 1.0)
 
 
-def test_votes_do_not_depend_on_the_order_of_the_answers() -> None:
-    rng = random.Random(3)
-    said = [answer(QUESTION, f"t{n}", rng.choice("xyz"), weight=rng.random() + 0.1) for n in range(9)]
-    first = votes("weighted", said)
-    for _ in range(5):
-        rng.shuffle(said)
-        assert votes("weighted", said) == first
-
-
 def test_a_teacher_of_the_students_or_the_authors_family_counts_for_a_quarter() -> None:
     at = state("what now?", says("nothing"), author="claude-sonnet-4-5")
     said = [
@@ -121,11 +112,8 @@ def test_a_teacher_of_the_students_or_the_authors_family_counts_for_a_quarter() 
         ("o3-mini", {"gpt"}),
         ("google/gemini-2.5-pro", {"gemini"}),
         ("mistralai/Mixtral-8x7B", {"mistral"}),
-        ("devstral-small", {"mistral"}),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", {"deepseek", "qwen"}),
-        ("THUDM/glm-4-9b", {"glm"}),
         ("moonshotai/Kimi-K2", {"kimi"}),
-        ("microsoft/phi-4", {"phi"}),
         ("x-ai/grok-4", {"grok"}),
         ("outputs/runs/My-Policy", {"my-policy"}),
     ],
