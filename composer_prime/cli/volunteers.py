@@ -200,9 +200,15 @@ def doctor(
 ) -> None:
     """Check this machine: torch and its bits, memory, link, and what a run needs of them. Exit code 1: it can't."""
     from composer_prime.volunteers.consent import Wishes
-    from composer_prime.volunteers.doctor import diagnose, examine_for_invitation, examine_for_recipe, lines, to_json
+    from composer_prime.volunteers.doctor import (
+        diagnose,
+        examine_for_invitation,
+        examine_for_recipe,
+        lines,
+        look,
+        to_json,
+    )
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
-    from composer_prime.volunteers.machine import look
 
     allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, None, None, 0, *allowed)
@@ -232,6 +238,7 @@ def contribution(
     from dataclasses import asdict
 
     from composer_prime.store import open_store
+    from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.contribution import contribution as look
     from composer_prime.volunteers.contribution import contribution_of, lines
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
@@ -239,7 +246,8 @@ def contribution(
     if is_invitation(source):
         if site is not None:
             raise BadInput("an invitation says whose part it is: leave --site out")
-        found = contribution_of(read_invitation(source), key, allow_local=allow_local, use_my_aws=use_my_aws)
+        wishes = Wishes(key_file=key, allow_local=allow_local, use_my_aws=use_my_aws)
+        found = contribution_of(read_invitation(source), wishes)
     elif site is None:
         raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
     else:

@@ -26,14 +26,12 @@ from composer_prime.sync.records import Close
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import doctor, folder
 from composer_prime.volunteers import join as joining
-from composer_prime.volunteers.caches import HUB_PLACES
 from composer_prime.volunteers.consent import Wishes
-from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.doctor import Gpu, Torch
+from composer_prime.volunteers.folder import HUB_PLACES, VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, read_invitation
-from composer_prime.volunteers.join import folder_of, join
-from composer_prime.volunteers.machine import Gpu, Torch
+from composer_prime.volunteers.join import Reason, Warden, folder_of, join
 from composer_prime.volunteers.shared_recipe import read_shared
-from composer_prime.volunteers.warden import Reason, Warden
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, consenting, machine
 
 WAIT_S = 600
