@@ -100,10 +100,9 @@ def look() -> Machine:
 
 def ask_torch() -> tuple[Torch | None, str]:
     """What torch says in a process of its own; None and the cause where that fails."""
+    command = [sys.executable, "-c", ASK_TORCH]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return None, f"importing torch took more than {TORCH_TIMEOUT_S} s"
     if done.returncode != 0:
@@ -146,20 +145,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes that a site needs at least: of memory, of all GPUs together, and of what it moves."""
-
-    memory_bytes: int
-    gpu_bytes: int
-    traffic: Traffic
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """All checks; the recipe as this machine would run it, where it can, and what was changed in it."""
 
     checks: tuple[Check, ...]
-    needs: Needs | None = None
     recipe: RecipeBase | None = None
     fitted: tuple[str, ...] = ()
 
@@ -170,9 +159,10 @@ class Diagnosis:
 
     def refusal(self) -> MachineUnfit:
         """Why not, in one line."""
-        failed = "; ".join(f"{check.name}: {check.found}" for check in self.checks if check.verdict == "fail")
-        remedies = "; ".join(check.remedy for check in self.checks if check.verdict == "fail" and check.remedy)
-        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}".rstrip())
+        failed = [check for check in self.checks if check.verdict == "fail"]
+        found = "; ".join(f"{check.name}: {check.found}" for check in failed)
+        remedies = "; ".join(check.remedy for check in failed if check.remedy)
+        return MachineUnfit(f"this machine can't take part, thank you all the same: {found}. {remedies}".rstrip())
 
 
 def examine(recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes) -> Diagnosis:
@@ -224,12 +214,7 @@ def diagnose(machine: Machine, task: Task | None = None, link: Link | None = Non
     if task is None:
         return Diagnosis((*checks, *link_checks(link, None)))
     numel = sum(task.sizes)
-    needs = Needs(
-        host_bytes(task.recipe, task.terms, numel),
-        gpu_bytes(task.recipe, numel),
-        traffic(task.terms, task.sizes, task.num_sites),
-    )
-    checks += [*installed_checks(task.recipe), memory_check(machine, task.recipe, needs.memory_bytes)]
+    checks += [*installed_checks(task.recipe), memory_check(machine, task.recipe, task.terms, numel)]
     recipe, fitted = task.recipe, list[str]()
     if isinstance(recipe, Recipe):
         recipe, fitted = _with_threads(recipe, numel, machine.cores)
@@ -237,10 +222,11 @@ def diagnose(machine: Machine, task: Task | None = None, link: Link | None = Non
         try:
             if machine.gpus:
                 recipe, fitted = share_gpus(recipe, numel, [gpu.memory_bytes for gpu in machine.gpus])
-            checks.append(gpu_check(machine, recipe, needs.gpu_bytes))
+            checks.append(gpu_check(machine, recipe, gpu_bytes(task.recipe, numel)))
         except MachineUnfit as error:
             checks.append(Check("gpus", "fail", str(error)))
-    return Diagnosis((*checks, *link_checks(link, needs.traffic)), needs, recipe, tuple(fitted))
+    moved = traffic(task.terms, task.sizes, task.num_sites)
+    return Diagnosis((*checks, *link_checks(link, moved)), recipe, tuple(fitted))
 
 
 def _with_threads(recipe: Recipe, numel: int, cores: int) -> tuple[Recipe, list[str]]:
@@ -292,8 +278,9 @@ def installed_checks(recipe: RecipeBase) -> Iterator[Check]:
     yield Check("packages", "fail" if failed else "ok", "; ".join(failed) or f"environments: {installed}")
 
 
-def memory_check(machine: Machine, recipe: RecipeBase, needed: int) -> Check:
+def memory_check(machine: Machine, recipe: RecipeBase, terms: Terms, numel: int) -> Check:
     """The machine's memory: what isn't known beforehand comes on top of what is needed."""
+    needed = host_bytes(recipe, terms, numel)
     more = "forward passes" if isinstance(recipe, Recipe) else "PRIME-RL's own"
     said = f"at least {_gib(needed)} needed ({more} on top, unknown), {_gib(machine.free_memory_bytes)} free"
     enough = needed <= machine.free_memory_bytes
@@ -351,13 +338,8 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def to_json(diagnosis: Diagnosis) -> str:
     """The diagnosis for programs."""
-    found = {
-        "able": diagnosis.is_able,
-        "checks": [asdict(check) for check in diagnosis.checks],
-        "needs": None if diagnosis.needs is None else asdict(diagnosis.needs),
-        "fitted": diagnosis.fitted,
-    }
-    return json.dumps(found, indent=2)
+    checks = [asdict(check) for check in diagnosis.checks]
+    return json.dumps({"able": diagnosis.is_able, "checks": checks, "fitted": diagnosis.fitted}, indent=2)
 
 
 def _gib(num_bytes: int) -> str:
