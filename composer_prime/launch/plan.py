@@ -19,10 +19,9 @@ from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import MAKER, TINY_MODELS, module_of
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, Problems
-from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.base import JobSpec, Resources, Secrets
 from composer_prime.executors.open import parse_on
 from composer_prime.executors.packages import PRIME_RL_IMAGES, Packages, packages_of
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import check_maker

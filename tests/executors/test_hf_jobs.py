@@ -13,14 +13,11 @@ import pytest
 from huggingface_hub import JobInfo
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import repeating
-from composer_prime.executors.base import JobSpec, JobState, Resources
-from composer_prime.executors.hf_jobs import executor as hf_jobs
-from composer_prime.executors.hf_jobs.api import NAMESPACE_VARIABLE, JobsApi
-from composer_prime.executors.hf_jobs.executor import HfJobsExecutor, status_of
+from composer_prime.executors import hf_jobs, services
+from composer_prime.executors.base import JobSpec, JobState, Resources, Secrets
+from composer_prime.executors.hf_jobs import NAMESPACE_VARIABLE, HfJobsExecutor, JobsApi, status_of
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import Packages
-from composer_prime.executors.secrets import Secrets
 from tests.executors.loopback_hf_jobs import HfJobsPlatform
 from tests.executors.loopback_hf_jobs_routes import BROKE_TOKEN, READING_TOKEN, USER, Refused
 
@@ -44,7 +41,7 @@ def executor(service: HfJobsPlatform) -> HfJobsExecutor:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for; nor are the client's."""
     waited: list[float] = []
-    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append))
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda pause_s: None))
     return waited
 
@@ -194,7 +191,7 @@ def test_a_service_that_stays_broken_is_an_error_after_growing_pauses(
     service.trouble("503", 100)
     with pytest.raises(ExecutorError, match=r"answered 503 \(Service Unavailable\)"):
         executor.poll(job)
-    assert waits == list(repeating.PAUSES_S)
+    assert waits == list(services.PAUSES_S)
 
 
 def test_a_service_that_breaks_while_a_job_is_submitted_leaves_a_hint(
@@ -405,7 +402,7 @@ def test_a_stage_and_its_message_mean(stage: str, said: str | None, state: JobSt
 
 
 def test_a_missing_client_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "composer_prime.executors.hf_jobs.executor")
+    monkeypatch.delitem(sys.modules, "composer_prime.executors.hf_jobs")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(BadInput, match=r"isn't installed \(huggingface_hub\): .* pip install -e '\.\[hf\]'"):
         open_executor("hf-jobs")

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import Job, JobSpec, JobState, Resources
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources, Secrets
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, UV_IMAGE, Packages
-from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
-from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal import ModalExecutor
 from tests.executors import loopback_modal_fixtures as fixtures
 from tests.executors import stock_image
 from tests.executors.loopback_modal import LoopbackModal

@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("modal")
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import JobSpec, Resources
-from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, object_name
-from composer_prime.executors.modal.executor import ModalExecutor
-from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
-from composer_prime.executors.modal.limits import check_spec, gpu_option, price
+from composer_prime.executors.modal import ModalExecutor
+from composer_prime.executors.modal_deploy import TIMEOUT_MARGIN_S, check_spec, gpu_option, object_name, price
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
 from composer_prime.launch.budget import Limits, check_bounded
 from composer_prime.plan.prices import shipped
 

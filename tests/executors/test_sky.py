@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors import repeating
-from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.secrets import Secrets
-from composer_prime.executors.sky import api, task
-from composer_prime.executors.sky.executor import SkyExecutor
+from composer_prime.executors import services
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources, Secrets
+from composer_prime.executors.sky import SkyExecutor, api, task
 from tests.executors.jobs import await_end, await_running
 from tests.executors.loopback_sky import SkyPlatform
 from tests.executors.loopback_sky_routes import CATALOG
@@ -55,7 +53,7 @@ def opened(server: SkyPlatform) -> Iterator[Opener]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 
@@ -188,7 +186,7 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(
     said = str(raised.value)
     assert said.startswith(f"no SkyPilot API server at {server.url} (") and "\n" not in said
     assert said.endswith("start one with `sky api start`, or set SKYPILOT_API_SERVER_ENDPOINT")
-    assert waits == list(repeating.PAUSES_S)
+    assert waits == list(services.PAUSES_S)
 
 
 @pytest.mark.parametrize("endpoint", ["sky.example.com:46580", "ftp://sky"])

@@ -21,12 +21,20 @@ from modal.config import config
 
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
-from composer_prime.executors.local.executor import split_lines
+from composer_prime.executors.local import split_lines
 from composer_prime.executors.modal import limits
-from composer_prime.executors.modal.client import FAILURES, Connection, token
-from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, dockerfile, machine, object_name
-from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S, first
-from composer_prime.executors.unique_jobs import end_job
+from composer_prime.executors.modal_deploy import (
+    FAILURES,
+    TIMEOUT_MARGIN_S,
+    Connection,
+    deployed_function,
+    dockerfile,
+    machine,
+    object_name,
+    token,
+)
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S, first
+from composer_prime.executors.services import end_job
 
 T = TypeVar("T")
 PLATFORM = "modal"
