@@ -367,15 +367,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_names(spec: JobSpec) -> None:
-    """Raise BadInput for names, an attempt, a time-out or a command that no job can have, wherever it runs."""
+    """Raise BadInput for names that no job can have, wherever it runs."""
     check_name("run", spec.run)
     check_name("site", spec.site)
-    if spec.attempt < 1:
-        raise BadInput(f"attempt ({spec.attempt}) must be 1 or more: attempts count from 1")
-    if spec.timeout_s < 1:
-        raise BadInput(f"time-out ({spec.timeout_s} s) must be 1 s or more: a job without time can't run")
-    if not spec.command:
-        raise BadInput("command is empty: give a program to run")
 
 
 def refuse_placement(spec: JobSpec, where: str) -> None:

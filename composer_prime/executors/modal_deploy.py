@@ -92,8 +92,6 @@ def explained(error: Exception, what: str) -> ComposerPrimeError:
     return Busy(f"{what}: Modal failed ({type(error).__name__}: {text}); look at https://modal.com/apps")
 
 
-REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af")
-"""With narrower ones in each, by modal.com/docs/guide/region-selection on 2026-11-22."""
 MAX_TIMEOUT_S = 24 * 3600
 DEFAULT_CPUS = DEFAULT_GIB = 0.125
 """Reserved unasked."""
@@ -110,9 +108,6 @@ def check_spec(spec: JobSpec) -> None:
             "started again resumes from the bucket"
         )
     gpu_option(spec.resources)
-    region = spec.resources.region
-    if region is not None and region.partition("-")[0] not in REGIONS:
-        raise BadInput(f"launch.region ({region}) is none of Modal's: {', '.join(REGIONS)}, or one in these (us-west)")
     if spec.resources.nonpreemptible and spec.resources.gpu is not None:
         raise BadInput("launch.nonpreemptible (true) isn't to be had with a GPU on Modal: drop one of them")
 
@@ -135,10 +130,8 @@ def price(resources: Resources) -> Price:
     rest += (DEFAULT_GIB if resources.memory_gib is None else resources.memory_gib) * prices["usd_per_gib_hour"]
     if resources.nonpreemptible:
         rest *= prices["times"]["nonpreemptible"]
-    if (region := resources.region) is None:
-        placed = 1.0
-    else:
-        placed = prices["times"]["narrow_region" if "-" in region else "broad_region"]
+    region = resources.region
+    placed = prices["times"]["narrow_region" if "-" in region else "broad_region"] if region else 1.0
     return Price(placed * (dearest + rest), source, unbounded=_unbounded(resources))
 
 
