@@ -1,6 +1,6 @@
 """Sites on Modal: each job is one call of a deployed function, found again by a record that was there before it.
 
-job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without end
+modal_job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without end
 and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what they
 cost, stay the fleet's.
 
@@ -228,7 +228,7 @@ class ModalExecutor(Executor):
         if not (call_id := self._call_id(job)):
             return []
         fetch, until = self._call(call_id).logs.fetch, datetime.now(UTC) + AHEAD
-        # What the command says as errors is in it too (job_body.py), what Modal says of the container isn't.
+        # What the command says as errors is in it too (modal_job_body.py), what Modal says of the container isn't.
         return self._connection.ask(f"log of {job.id}", lambda: list(fetch(since=since, until=until, source="stdout")))
 
     def _ask_end(self, job: Job) -> None:

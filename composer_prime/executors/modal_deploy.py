@@ -155,7 +155,7 @@ PREFIX = "composer-prime-"
 RUN_CHARACTERS = 36
 """Characters that are left of Modal's 64 for a run's name, beside the prefix and a hash of 12 digits."""
 
-BODY = Path(__file__).with_name("job_body.py")
+BODY = Path(__file__).with_name("modal_job_body.py")
 STARTUP_TIMEOUT_S = 1800
 """To pull a large image and start; Modal's own default is the job's time-out, which may be seconds."""
 TIMEOUT_MARGIN_S = 60

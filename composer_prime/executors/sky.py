@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import date
 from typing import Any
@@ -139,11 +139,6 @@ def status_of(record: Mapping[str, Any]) -> JobStatus:
     return JobStatus(state, exit_code, message, record.get("start_at"), record.get("end_at"), half)
 
 
-def was_taken(record: Mapping[str, Any]) -> bool:
-    """Whether SkyPilot ever took the job; else its launch failed, and what that left was cancelled."""
-    return (record["status"], record.get("schedule_state")) != ("CANCELLED", "INACTIVE")
-
-
 def command_lines(chunks: Iterator[bytes]) -> Iterator[tuple[str, str]]:
     """The command's lines in a stream from a log's start, each with its log's name."""
     log = prefix = ""
@@ -237,7 +232,9 @@ class SkyExecutor(UniqueJobs):
 
     def _list(self, run: str, site: str | None, attempt: int | None) -> list[JobReport]:
         records = self._queue(name_match=f"{run}--" if site is None else f"{run}--{site}--{attempt}")
-        return [report for record in records if was_taken(record) and (report := _report_of(record))]
+        # Of others the launch failed, and what that left was cancelled.
+        taken = [each for each in records if (each["status"], each.get("schedule_state")) != ("CANCELLED", "INACTIVE")]
+        return [report for record in taken if (report := _report_of(record))]
 
     def _by_id(self, id: str) -> JobReport | None:
         found = self._queue(job_ids=[int(id)]) if id.isdecimal() else []
@@ -274,14 +271,13 @@ class SkyExecutor(UniqueJobs):
                 if clouds := self._api.ask("/enabled_clouds"):
                     body = {"clouds": clouds, "require_price": False, "all_regions": True}
                     told = self._api.ask("/list_accelerators", body)
-                    is_spot = bool(resources_of(spec, self._resources).get("use_spot"))
-                    return [_machine_of(gpu, offer, is_spot) for gpu, offers in told.items() for offer in offers]
+                    usd = 8 if resources_of(spec, self._resources).get("use_spot") else 7  # of an offer's ten fields
+                    return [
+                        Machine(gpu, gpu, offer[3], offer[usd], where=offer[0].lower())
+                        for gpu, offers in told.items()
+                        for offer in offers
+                    ]
         return None
-
-
-def _machine_of(gpu: str, offer: Sequence[Any], is_spot: bool) -> Machine:
-    cloud, _, _, num_gpus, _, _, _, usd, spot_usd, _ = offer
-    return Machine(gpu, gpu, num_gpus, spot_usd if is_spot else usd, where=cloud.lower())
 
 
 def _report_of(record: Mapping[str, Any]) -> JobReport | None:

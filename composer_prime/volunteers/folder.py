@@ -27,11 +27,6 @@ class VolunteerFolder:
     root: Path
     site: str
 
-    @classmethod
-    def default(cls, run: str) -> Path:
-        """Where a run goes when nobody says where."""
-        return Path.home() / "composer-prime" / run
-
     @property
     def key_file(self) -> Path:
         return self.root / f"{self.site}.key"

@@ -37,7 +37,7 @@ RunSite = Callable[[Any, str, bool], int]
 
 def folder_of(invitation: Invitation, folder: Path | None) -> VolunteerFolder:
     """Where the invited site lives on this machine."""
-    root = VolunteerFolder.default(invitation.run) if folder is None else folder.expanduser()
+    root = Path.home() / "composer-prime" / invitation.run if folder is None else folder.expanduser()
     return VolunteerFolder(root.absolute(), invitation.site)
 
 

@@ -80,8 +80,8 @@ def test_the_container_gets_our_one_file_and_not_our_package(
 ) -> None:
     (call,) = platform.calls(executor.submit(spec))
     function = platform.servicer.functions[call.function_id]
-    assert list(function.files) == ["/root/job_body.py"]
-    assert function.definition.module_name == "job_body"
+    assert list(function.files) == ["/root/modal_job_body.py"]
+    assert function.definition.module_name == "modal_job_body"
     assert not function.definition.function_serialized
 
 
