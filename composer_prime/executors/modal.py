@@ -1,8 +1,8 @@
 """Sites on Modal: each job is one call of a deployed function, found again by a record that was there before it.
 
-modal_job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without end
-and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what they
-cost, stay the fleet's.
+modal_job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without
+end and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what
+they cost, stay the fleet's.
 
 Not by Modal's sandboxes: they take one kind of GPU and no `nonpreemptible`, `Sandbox.create` waits for a machine and
 gives up after 21 minutes, and those with a GPU are found neither by name nor in the list once they have ended.
