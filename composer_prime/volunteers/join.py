@@ -20,7 +20,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.gateway.store import KEY_VARIABLE
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
+from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import examine, lines
 from composer_prime.volunteers.entrance import Entrance, enter, own_key, reached
@@ -159,28 +159,29 @@ class Reason(Enum):
 
 
 class Warden:
-    """A thread, from `with` to its end. It ends a site only between `watch` and `rest`, once."""
+    """A thread beside one site, from `with` to its end, which ends the site when the volunteer wants it to, once.
+
+    until   on the monotonic clock
+    """
 
     def __init__(
         self,
         folder: VolunteerFolder,
         *,
-        hours: float | None = None,
+        until: float = math.inf,
         max_disk_bytes: int | None = None,
         end: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         self._folder = folder
-        self._until = None if hours is None else time.monotonic() + 3600 * hours
+        self._until = until
         self._max_disk_bytes = max_disk_bytes
         self._end = end
-        self._lock = threading.Lock()
-        self._watching = False
-        self._handler_before: object = None
+        self._handler_before = signal.getsignal(signal.SIGTERM)
         self._stopped = threading.Event()
-        self._disk_looked_at = float("-inf")
+        self._disk_looked_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="warden", daemon=True)
         self.reason: Reason | None = None
-        """Why the site that was watched last was ended; None: it wasn't, by us."""
+        """Why the site was ended; None: it wasn't, by us."""
 
     def __enter__(self) -> "Warden":
         self._thread.start()
@@ -190,36 +191,17 @@ class Warden:
         self._stopped.set()
         self._thread.join()
 
-    def watch(self) -> None:
-        """A site is about to start, and will listen to signals."""
-        with self._lock:
-            self._watching, self.reason = True, None
-            self._handler_before = signal.getsignal(signal.SIGTERM)
-
-    def rest(self) -> None:
-        """It has ended; no signal comes any more."""
-        with self._lock:
-            self._watching = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the volunteer's hours are."""
-        return self._until is not None and time.monotonic() >= self._until
-
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_S):
-            reason = self._look()
-            with self._lock:
-                if reason is not None and self._watching and self._is_heard():
-                    self._watching, self.reason = False, reason
-                    self._end()
-
-    def _is_heard(self) -> bool:
-        """Whether the site has put its own handler in place: before, nobody would hear the signal."""
-        return signal.getsignal(signal.SIGTERM) != self._handler_before
+            # Before the site has put its own handler in place nobody would hear the signal, and after it neither.
+            is_heard = signal.getsignal(signal.SIGTERM) != self._handler_before
+            if is_heard and (reason := self._look()) is not None:
+                self.reason = reason
+                self._end()
+                return
 
     def _look(self) -> Reason | None:
-        if self.is_over:
+        if time.monotonic() >= self._until:
             return Reason.TIME
         if self._folder.is_paused:
             return Reason.PAUSED
@@ -231,32 +213,25 @@ class Warden:
 
 
 def _take_part(
-    recipe: RecipeBase,
-    site: str,
-    folder: VolunteerFolder,
-    wishes: Wishes,
-    say: Say,
-    run_site: RunSite,
+    recipe: RecipeBase, site: str, folder: VolunteerFolder, wishes: Wishes, say: Say, run_site: RunSite
 ) -> int | None:
     """The exit code; None when the site has trained to the run's end."""
-    with (
-        catch_interrupt() as interrupt,
-        Warden(folder, hours=wishes.hours, max_disk_bytes=wishes.max_disk_bytes) as warden,
-    ):
+    until = math.inf if wishes.hours is None else time.monotonic() + 3600 * wishes.hours
+    with catch_interrupt() as interrupt:
         while True:
-            _wait_while_paused(folder, warden, interrupt, say)
+            if folder.is_paused:
+                say("paused: nothing runs, and nobody waits for this site; --resume goes on")
+            while folder.is_paused and not interrupt.is_set and time.monotonic() < until:
+                time.sleep(LOOK_S)
             if interrupt.is_set:
                 say("left: run the same command to come back")
                 return INTERRUPTED_EXIT
-            if warden.is_over:
+            if time.monotonic() >= until:
                 say(f"left: {Reason.TIME.value}")
                 return 0
             resume = RunPaths.of(recipe).site(site).root.exists()
-            warden.watch()
-            try:
+            with Warden(folder, until=until, max_disk_bytes=wishes.max_disk_bytes) as warden:
                 code = run_site(recipe, site, resume)
-            finally:
-                warden.rest()
             if code != INTERRUPTED_EXIT:
                 return code or None
             if warden.reason is Reason.DISK:
@@ -267,12 +242,3 @@ def _take_part(
             if warden.reason is None:
                 say("left: run the same command to come back")
                 return code
-
-
-def _wait_while_paused(folder: VolunteerFolder, warden: Warden, interrupt: Interrupt, say: Say) -> None:
-    """Return when the pause is over, somebody stops us, or the hours are over. No process of the site runs."""
-    if not folder.is_paused:
-        return
-    say("paused: nothing runs, and nobody waits for this site; --resume goes on")
-    while folder.is_paused and not interrupt.is_set and not warden.is_over:
-        time.sleep(LOOK_S)

@@ -351,8 +351,6 @@ def test_the_warden_ends_nothing_that_it_does_not_watch(tmp_path: Path) -> None:
     place, ended = VolunteerFolder(tmp_path, "alice"), threading.Event()
     place.pause()
     with Warden(place, end=ended.set) as warden:
-        assert not ended.wait(1.5)
-        warden.watch()
         assert not ended.wait(1.5), "no site is there yet to hear it"
         with catch_interrupt():
             assert ended.wait(WAIT_S) and warden.reason is Reason.PAUSED
