@@ -22,15 +22,17 @@ from modal.config import config
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
 from composer_prime.executors.local import split_lines
-from composer_prime.executors.modal import limits
 from composer_prime.executors.modal_deploy import (
     FAILURES,
+    MAX_TIMEOUT_S,
     TIMEOUT_MARGIN_S,
     Connection,
+    check_spec,
     deployed_function,
     dockerfile,
     machine,
     object_name,
+    price,
     token,
 )
 from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S, first
@@ -104,7 +106,7 @@ class ModalExecutor(Executor):
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        limits.check_spec(spec)
+        check_spec(spec)
 
     def credentials(self) -> dict[str, str]:
         """Another machine's client works by them in the same workspace and environment."""
@@ -120,7 +122,7 @@ class ModalExecutor(Executor):
         return "\n".join(line for part in dockerfile(spec) for line in part)
 
     def price(self, spec: JobSpec) -> Price:
-        return replace(limits.price(spec.resources), overrun_s=OVERRUN_S)
+        return replace(price(spec.resources), overrun_s=OVERRUN_S)
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
@@ -138,7 +140,7 @@ class ModalExecutor(Executor):
             "records": records.name,
             "command": list(spec.command),
             "env": spec.variables,
-            "timeout_s": min(spec.timeout_s, limits.MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
+            "timeout_s": min(spec.timeout_s, MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
         }
         call = self._connection.ask(f"start of {job.id}", lambda: function.spawn(argument))
         if records.first(job.id, "call", call.object_id) != call.object_id:

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def executor(service: HfJobsPlatform) -> HfJobsExecutor:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for; nor are the client's."""
     waited: list[float] = []
-    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda pause_s: None))
     return waited
 

@@ -1,5 +1,6 @@
 """Modal's errors become ours: one line with the remedy, and no giving up while Modal is only busy."""
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ known = modal.exception
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between requests, which aren't waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
     return waited
 
 

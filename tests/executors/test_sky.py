@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors import services
+from composer_prime.executors import services, sky, sky_api
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources, Secrets
-from composer_prime.executors.sky import SkyExecutor, api, task
+from composer_prime.executors.sky import SkyExecutor
 from tests.executors.jobs import await_end, await_running
 from tests.executors.loopback_sky import SkyPlatform
 from tests.executors.loopback_sky_routes import CATALOG
@@ -53,7 +53,7 @@ def opened(server: SkyPlatform) -> Iterator[Opener]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
     return waited
 
 
@@ -117,7 +117,7 @@ def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor: SkyExecut
 def test_a_command_that_does_not_listen_is_killed_after_its_time_and_its_grace(
     executor: SkyExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task, "GRACE_S", 0.2)
+    monkeypatch.setattr(sky, "GRACE_S", 0.2)
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
     )
@@ -131,8 +131,8 @@ def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(
     server: SkyPlatform, executor: SkyExecutor, late_s: int, printed: list[str]
 ) -> None:
     wanted = spec(sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)")
-    launched_at = time.time() - wanted.timeout_s - task.START_ALLOWANCE_S - late_s
-    server.launch({"task": task.task_of(wanted, {}, launched_at), "name": wanted.name})
+    launched_at = time.time() - wanted.timeout_s - sky.START_ALLOWANCE_S - late_s
+    server.launch({"task": sky.task_of(wanted, {}, launched_at), "name": wanted.name})
     (job,) = executor.find("demo.v1")
     assert await_end(executor, job).state is JobState.TIMED_OUT
     assert list(executor.logs(job)) == printed
@@ -169,7 +169,7 @@ def test_a_job_whose_launch_is_not_through_is_half_submitted(server: SkyPlatform
     server.fails_launches = True
     wanted = spec()
     with pytest.raises(Exception, match="rsync"):
-        server.launch({"task": task.task_of(wanted, {}, time.time()), "name": wanted.name})
+        server.launch({"task": sky.task_of(wanted, {}, time.time()), "name": wanted.name})
     status = executor.poll(Job("sky", "1", "demo.v1", "a", 1))
     assert status.state is JobState.PENDING and status.half_submitted
 
@@ -255,7 +255,7 @@ def test_a_servers_password_is_not_shown(server: SkyPlatform, opened: Opener) ->
 
 @pytest.mark.parametrize("text", ["use_spot", "[1]"])
 def test_resources_that_are_no_json_object_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(task.RESOURCES_VARIABLE, text)
+    monkeypatch.setenv(sky.RESOURCES_VARIABLE, text)
     with pytest.raises(BadInput, match="must be SkyPilot's resources as a JSON object"):
         SkyExecutor()
 
@@ -293,7 +293,7 @@ def test_a_place_goes_into_the_task(server: SkyPlatform, opened: Opener) -> None
     ],
 )
 def test_each_of_skypilots_states_has_ours(told: str, state: JobState) -> None:
-    assert task.status_of({"status": told, "failure_reason": None}).state is state
+    assert sky.status_of({"status": told, "failure_reason": None}).state is state
 
 
 def test_a_job_on_its_way_out_is_running_until_its_machine_is_gone(server: SkyPlatform, executor: SkyExecutor) -> None:
@@ -372,6 +372,6 @@ def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_rea
 
 
 def test_an_error_shows_nothing_of_the_request_that_it_answers(server: SkyPlatform, executor: SkyExecutor) -> None:
-    with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
+    with closing(sky_api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
         client.launch({"name": SECRET})
     assert "body.task: Field required" in str(raised.value) and SECRET not in str(raised.value)
