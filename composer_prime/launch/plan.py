@@ -283,8 +283,7 @@ def _check_machine(recipe: RecipeBase, platforms: Sequence[str]) -> None:
 
 def with_stored_logins(environment: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
     """The environment, and of the secrets that are asked for by name those that a login has stored on this machine."""
-    lacking = [name for name in asked if not environment.get(name)]
-    return {**environment, **{name: value for name, value in stored_logins(lacking).items() if name in lacking}}
+    return {**environment, **stored_logins([name for name in asked if not environment.get(name)])}
 
 
 def stored_logins(names: Sequence[str]) -> dict[str, str]:
@@ -300,7 +299,7 @@ def stored_logins(names: Sequence[str]) -> dict[str, str]:
         held = botocore.session.get_session().get_credentials()
         values = (held.access_key, held.secret_key, held.token) if held is not None else ()
         found |= zip(AWS_SECRETS, values, strict=False)
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value and name in names}
 
 
 def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secrets:

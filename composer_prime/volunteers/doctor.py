@@ -151,6 +151,7 @@ class Diagnosis:
     checks: tuple[Check, ...]
     recipe: RecipeBase | None = None
     fitted: tuple[str, ...] = ()
+    traffic: Traffic | None = None
 
     @property
     def is_able(self) -> bool:
@@ -226,7 +227,7 @@ def diagnose(machine: Machine, task: Task | None = None, link: Link | None = Non
         except MachineUnfit as error:
             checks.append(Check("gpus", "fail", str(error)))
     moved = traffic(task.terms, task.sizes, task.num_sites)
-    return Diagnosis((*checks, *link_checks(link, moved)), recipe, tuple(fitted))
+    return Diagnosis((*checks, *link_checks(link, moved)), recipe, tuple(fitted), moved)
 
 
 def _with_threads(recipe: Recipe, numel: int, cores: int) -> tuple[Recipe, list[str]]:
@@ -338,8 +339,9 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def to_json(diagnosis: Diagnosis) -> str:
     """The diagnosis for programs."""
-    checks = [asdict(check) for check in diagnosis.checks]
-    return json.dumps({"able": diagnosis.is_able, "checks": checks, "fitted": diagnosis.fitted}, indent=2)
+    told = asdict(replace(diagnosis, recipe=None))
+    del told["recipe"]
+    return json.dumps({"able": diagnosis.is_able, **told}, indent=2)
 
 
 def _gib(num_bytes: int) -> str:

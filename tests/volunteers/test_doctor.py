@@ -204,6 +204,7 @@ def test_the_diagnosis_is_there_for_people_and_for_programs() -> None:
     assert any(line.startswith("fail  memory") and "-> close other programs" in line for line in printed)
     told = json.loads(to_json(found))
     assert told["able"] is False and {each["name"] for each in told["checks"]} == {each.name for each in found.checks}
+    assert told["traffic"]["join_bytes"] == JOIN_BYTES
 
 
 def test_this_very_machine_is_seen() -> None:
