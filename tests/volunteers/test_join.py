@@ -294,7 +294,7 @@ def test_a_full_disk_ends_it_with_the_numbers(run: OwnedRun, monkeypatch: pytest
 
 
 def _able(run: OwnedRun):
-    return doctor.Diagnosis((), None, read_shared(run.invite("bob").recipe))
+    return doctor.Diagnosis((), read_shared(run.invite("bob").recipe))
 
 
 def test_a_failed_sites_code_is_passed_on(run: OwnedRun) -> None:
