@@ -251,7 +251,6 @@ def test_offline_mode_is_named(executor: HfJobsExecutor, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"timeout_s": 0}, r"time-out \(0 s\) must be 1 s or more"),
         ({"run": "a run"}, r"run \('a run'\) must be .* letters"),
         ({"run": "aDOTb"}, r"run \(aDOTb\) must not hold 'DOT', which stands for a dot in labels"),
         ({"resources": Resources(gpu="H100", gpu_count=1)}, r"no GPU 'H100': nearest are .*H200"),
