@@ -152,6 +152,16 @@ class LocalExecutor(HostExecutor):
     def __init__(self, state: Path | None = None, *, grace_s: float = shim.GRACE_S) -> None:
         super().__init__(shim.HOST, str(state or state_folder()), grace_s)
 
+    @hides_secrets
+    def check(self, spec: JobSpec) -> None:
+        super().check(spec)
+        for name, place in spec.caches.items():
+            there = next(folder for folder in (Path(place), *Path(place).parents) if os.path.exists(folder))
+            if not there.is_dir():
+                raise BadInput(
+                    f"cache {name} ({place}) can't be made: {there} is no folder: give a folder that you may write"
+                )
+
     def describe(self, spec: JobSpec) -> str:
         """With what is exported here, which wins over the variables of caches."""
         exported = {name: os.environ[name] for name in spec.cache_env if name in os.environ}
