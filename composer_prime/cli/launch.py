@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,8 +74,7 @@ def launch(
     from composer_prime.launch.plan import plan_launch, smoke_plan, with_stored_logins
 
     table = {"gpu": gpu, "gpu_count": gpu_count, "image": image, "timeout_hours": timeout_hours}
-    said = [f"--launch.{key}={value}" for key, value in table.items() if value is not None]
-    problems = Problems()
+    said, problems = [f"--launch.{key}={value}" for key, value in table.items() if value is not None], Problems()
     plan = plan_launch(
         read_recipe(recipe, [*context.args, *said]),
         on,
@@ -153,6 +152,7 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.fleet import begin_fleet
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
+    from composer_prime.launch.supervisor_job import order_of, start_supervisor
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.store import open_store
 
@@ -161,13 +161,18 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
         for line in bucket_lines(plan):
             say(line)
         supervisor.check()
-        job = _supervisor_job(fleet, plan, limits, poll_s, supervise_on) if supervise_on else None
+        order = order_of(plan, supervise_on, limits, poll_s) if supervise_on else None
         _first_turn(fleet, supervisor)
-        if job is not None:
-            say(job())
+        if order is not None:
+            job, is_new = start_supervisor(fleet, order)
+            say(_watched(plan, job, is_new))
             return 0
+        if detach and supervisor.troubled:  # and nobody looks again
+            said = "; ".join(f"{site} ({problem})" for site, problem in supervisor.troubled.items())
+            raise ExecutorError(
+                f"not seen to run: {said}. The other jobs go on; the same command again starts what is missing"
+            )
         if detach:
-            _refuse_half_a_launch(supervisor)
             say(_detached(plan))
             return 0
         pause, now = threading.Event(), time.monotonic
@@ -200,28 +205,17 @@ def _smoke(plan: "LaunchPlan", limits: "Limits", poll_s: float) -> int:
             say(f"no more of the logs: {error}")
         with _fleet(plan.run_uri) as (_, book):
             book.clear()
-    what, remedy = "account, packages, secrets and bucket", "see above; what isn't found there, the image lacks"
-    say(f"{', '.join(plan.places.values())}: {what} {f'are not known to be right: {remedy}' if code else 'are right'}")
+    found = "not known to be right: see above; what isn't found there, the image lacks" if code else "right"
+    say(f"{', '.join(plan.places.values())}: account, packages, secrets and bucket are {found}")
     return code
 
 
-def _supervisor_job(
-    fleet: "Fleet", plan: "LaunchPlan", limits: "Limits", poll_s: float, on: str
-) -> "Callable[[], str]":
-    """Starts the supervisor's job, and says so, when it is called; what a person must mend is raised now."""
-    from composer_prime.launch.supervisor_job import order_of, start_supervisor
-
-    order = order_of(plan, on, limits, poll_s)
-
-    def start() -> str:
-        job, is_new = start_supervisor(fleet, order)
-        how = "is watched by a job of its own" if is_new else "is watched already"
-        return (
-            f"The launch {how}, {job}, which restarts what dies: this machine may be switched off. See it with "
-            f"`composer-prime ps {plan.run_uri}`, end all with `composer-prime cancel {plan.run_uri}`."
-        )
-
-    return start
+def _watched(plan: "LaunchPlan", job: str, is_new: bool) -> str:
+    return (
+        f"The launch is watched {'by a job of its own' if is_new else 'already'}, {job}, which restarts what dies: "
+        f"this machine may be switched off. See it with `composer-prime ps {plan.run_uri}`, end all with "
+        f"`composer-prime cancel {plan.run_uri}`."
+    )
 
 
 def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
@@ -235,17 +229,6 @@ def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
             billed = each.problem and f"may still run and be billed: {each.problem}"
             say(f"{each.site} attempt {each.number}: {billed or 'ended again, since not all could be started'}")
         raise
-
-
-def _refuse_half_a_launch(supervisor: "Supervisor") -> None:
-    """Raise ExecutorError for sites that aren't known to run, and that nobody will look at again."""
-    from composer_prime.errors import ExecutorError
-
-    if supervisor.troubled:
-        said = "; ".join(f"{site} ({problem})" for site, problem in supervisor.troubled.items())
-        raise ExecutorError(
-            f"not seen to run: {said}. The other jobs go on; the same command again starts what is missing"
-        )
 
 
 def _detached(plan: "LaunchPlan") -> str:

@@ -97,10 +97,8 @@ def invite(
         say(f"warning: {warning}", err=True)
     if gateway is not None and (warning := gateway_warning(gateway)) is not None:
         say(f"warning: {warning}", err=True)
-    if made.seed or made.environment:
-        held = " and ".join(
-            what for what, there in (("a private key", made.seed), ("credentials", made.environment)) if there
-        )
+    held = " and ".join(["a private key"] * bool(made.seed) + ["credentials"] * bool(made.environment))
+    if held:
         say(f"It holds {held}: send it by a way that others don't read, and to {name} alone.", err=True)
 
 
@@ -143,7 +141,7 @@ def join(
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
     from composer_prime.private import keep_private
     from composer_prime.volunteers.consent import Wishes
-    from composer_prime.volunteers.invitation import PREFIX, read_invitation
+    from composer_prime.volunteers.invitation import read_invitation
     from composer_prime.volunteers.join import folder_of
     from composer_prime.volunteers.join import join as take_part
 
@@ -157,17 +155,10 @@ def join(
             raise BadInput(
                 f"site {found.site} never ran from {place.root}: add the --folder that it joined with to the command"
             )
-        runs = place.is_held()
-        if resume and not runs and not place.is_paused:
-            named = "INVITATION" if invitation.startswith(PREFIX) else invitation
-            say(f"nothing was paused; composer-prime join {named} comes in")
-            return
         place.pause() if pause else place.go_on()
-        if pause and runs:
-            say(f"site {found.site} is stepping out: in some seconds nothing of it runs")
-        else:
-            now = "paused" if pause else "not paused any more"
-            say(f"site {found.site} is {now}" + ("" if runs else "; no process of it runs here"))
+        moment = ": in some seconds nothing of it runs" if pause else ""
+        now = f"{'paused' if pause else 'not paused'}{moment if place.is_held() else '; no process of it runs here'}"
+        say(f"site {found.site} is {now}")
         return
     allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, max_disk_gib, hours, nice, *allowed)
@@ -200,9 +191,15 @@ def doctor(
 ) -> None:
     """Check this machine: torch and its bits, memory, link, and what a run needs of them. Exit code 1: it can't."""
     from composer_prime.volunteers.consent import Wishes
-    from composer_prime.volunteers.doctor import diagnose, examine_for_invitation, examine_for_recipe, lines, to_json
+    from composer_prime.volunteers.doctor import (
+        diagnose,
+        examine_for_invitation,
+        examine_for_recipe,
+        lines,
+        look,
+        to_json,
+    )
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
-    from composer_prime.volunteers.machine import look
 
     allowed = (allow_env or (), allow_harness or (), allow_teacher or (), allow_local, use_my_aws)
     wishes = Wishes(folder, key, max_mbit_up, max_mbit_down, None, None, 0, *allowed)
@@ -232,6 +229,7 @@ def contribution(
     from dataclasses import asdict
 
     from composer_prime.store import open_store
+    from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.contribution import contribution as look
     from composer_prime.volunteers.contribution import contribution_of, lines
     from composer_prime.volunteers.invitation import is_invitation, read_invitation
@@ -239,7 +237,8 @@ def contribution(
     if is_invitation(source):
         if site is not None:
             raise BadInput("an invitation says whose part it is: leave --site out")
-        found = contribution_of(read_invitation(source), key, allow_local=allow_local, use_my_aws=use_my_aws)
+        wishes = Wishes(key_file=key, allow_local=allow_local, use_my_aws=use_my_aws)
+        found = contribution_of(read_invitation(source), wishes)
     elif site is None:
         raise BadInput(f"{source} is no invitation: correct its path, or name a run's STORE and the site with --site")
     else:

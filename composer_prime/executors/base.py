@@ -10,16 +10,17 @@ import shlex
 import socket
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import wraps
 from hashlib import sha256
+from itertools import chain
 from typing import TypeVar, cast
 
 from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError
 from composer_prime.executors.packages import Packages
-from composer_prime.executors.secrets import Secrets
+from composer_prime.redaction import Redactor, hidden_values
 
 Method = TypeVar("Method", bound=Callable[..., object])
 
@@ -84,6 +85,44 @@ class Resources:
 def gpu_kinds(resources: Resources) -> list[str]:
     """The kinds of GPU that will do, the best first."""
     return [] if resources.gpu is None else [kind.strip() for kind in resources.gpu.split(",")]
+
+
+@dataclass(frozen=True, repr=False)
+class Secrets:
+    """Environment variables whose values are secret. Text forms and iteration give names only."""
+
+    _values: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(sorted(self._values))})"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def reveal(self) -> dict[str, str]:
+        """The values, to be handed to a platform's secret mechanism and to nothing else."""
+        return dict(self._values)
+
+    def also(self, values: Mapping[str, str]) -> "Secrets":
+        """These, and `values`."""
+        return Secrets({**self._values, **values})
+
+    def redact(self, text: str) -> str:
+        """`text` with every secret replaced, also where it stands as JSON or in a URL, or a long line of it alone."""
+        return Redactor(hidden_values(self._values)).text(text)
+
+    def redact_lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """As `redact`, of lines as they come; a value that spans lines becomes one word, so lines may get fewer."""
+        redactor, rest = Redactor(hidden_values(self._values)), b""
+        for line in chain(lines, (None,)):
+            shown = redactor.flush() if line is None else redactor.feed(f"{line}\n".encode("utf-8", "surrogateescape"))
+            *whole, rest = (rest + shown).split(b"\n")
+            yield from (each.decode("utf-8", "surrogateescape") for each in whole)
+        if rest:
+            yield rest.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -328,15 +367,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_names(spec: JobSpec) -> None:
-    """Raise BadInput for names, an attempt, a time-out or a command that no job can have, wherever it runs."""
+    """Raise BadInput for names that no job can have, wherever it runs."""
     check_name("run", spec.run)
     check_name("site", spec.site)
-    if spec.attempt < 1:
-        raise BadInput(f"attempt ({spec.attempt}) must be 1 or more: attempts count from 1")
-    if spec.timeout_s < 1:
-        raise BadInput(f"time-out ({spec.timeout_s} s) must be 1 s or more: a job without time can't run")
-    if not spec.command:
-        raise BadInput("command is empty: give a program to run")
 
 
 def refuse_placement(spec: JobSpec, where: str) -> None:

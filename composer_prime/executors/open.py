@@ -34,11 +34,11 @@ class Platform:
 
 
 PLATFORMS = {
-    "local": Platform("local.executor:LocalExecutor"),
-    "modal": Platform("modal.executor:ModalExecutor", "modal", "modal"),
-    "hf-jobs": Platform("hf_jobs.executor:HfJobsExecutor", "hf", "huggingface_hub"),
-    "sky": Platform("sky.executor:SkyExecutor"),
-    "ssh": Platform("ssh.executor:SshExecutor", "ssh", "asyncssh", has_host=True),
+    "local": Platform("local:LocalExecutor"),
+    "modal": Platform("modal:ModalExecutor", "modal", "modal"),
+    "hf-jobs": Platform("hf_jobs:HfJobsExecutor", "hf", "huggingface_hub"),
+    "sky": Platform("sky:SkyExecutor"),
+    "ssh": Platform("ssh:SshExecutor", "ssh", "asyncssh", has_host=True),
 }
 
 

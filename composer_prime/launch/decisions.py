@@ -1,15 +1,19 @@
 """The next action of a supervisor for each site: pure functions of its attempts, as they were looked at, and the time.
 
-The I/O is fleet.py's. Several supervisors of one launch may decide at once: what they start is create-once.
+The I/O is fleet.py's and supervisor.py's. Several supervisors of one launch may decide at once: what they start is
+create-once.
+
+A site's beat comes from a task of its own and goes on while training hangs; so the inner step that it tells counts,
+too. A site that waits for others makes no step either, and is known by its offer.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from composer_prime.executors.base import JobState, Price
 from composer_prime.launch.budget import Limits, allowed_s
-from composer_prime.launch.pulses import Pulse, hangs
 from composer_prime.launch.records import Attempt, Ended, by_site
 
 BAD_INPUT_EXIT = 2
@@ -20,6 +24,29 @@ LIMITED_BY = {"preempted": "max_preemptions", "timed-out": "max_timeouts"} | dic
 """The field of Limits that counts restarts after an end. Others are followed by none, or were no run."""
 PENDING_PATIENCE_S = 600.0
 """After that it is said that a job still waits for a machine. Nothing ends it: queues are long."""
+
+STARTUP_PATIENCE = 4
+"""Times its limit that a replica may take to its first beat and step, and from its last beat: it loads, and it ends."""
+ENDING_STATES = frozenset({"done", "leaving"})
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A site's beat as this supervisor has seen it; times on its own monotonic clock.
+
+    running_since   when it first saw the present attempt running
+    changed_at      when it first saw the beat as it is now; None: no change since `running_since`
+    state           that the beat tells
+    stood_since     when it first saw the inner step as it is now, or last saw the site wait for a round with its offer
+                    out; None: no beat since `running_since`
+    has_stepped     whether it has seen the present attempt make an inner step
+    """
+
+    running_since: float
+    changed_at: float | None = None
+    state: str = ""
+    stood_since: float | None = None
+    has_stepped: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,3 +130,19 @@ def _after(attempts: Sequence[Attempt], ended: Ended, limits: Limits) -> Action:
         if used > (most := getattr(limits, limit)):
             return Action("give up", f"{why}, and --{limit.replace('_', '-')} ({most}) is used up" if most else why)
     return Action("start", why, last.number + 1)
+
+
+def hangs(pulse: Pulse, limits: Limits, ticks: float) -> str:
+    """Why a running replica is taken for hanging: its beats stopped, or go on without a step; "": it isn't. One that
+    ends waits for the others."""
+    ends, changed_at = pulse.state in ENDING_STATES, pulse.changed_at
+    beats = (pulse.running_since if changed_at is None else changed_at), changed_at is None or ends
+    steps = (None if ends else pulse.stood_since), not pulse.has_stepped
+    for (since, patient), limit_s, what, option in (
+        (beats, limits.hang_after_s, "no beat", "--hang-after"),
+        (steps, limits.stall_after_s, "no inner step", "launch.stall_after_s"),
+    ):
+        most_s = (limit_s or math.inf) * (STARTUP_PATIENCE if patient else 1)
+        if since is not None and ticks - since >= most_s:
+            return f"{what} for {ticks - since:.0f} s, and the limit is {most_s:.0f} s ({option})"
+    return ""

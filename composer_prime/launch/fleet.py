@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import cast
 
 from composer_prime.errors import BadInput, JobUnknown
-from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, Secrets
 from composer_prime.executors.open import Opener, open_executor
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import ran_s
 from composer_prime.launch.plan import LINKED, LaunchPlan

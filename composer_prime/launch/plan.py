@@ -19,10 +19,9 @@ from composer_prime.config.prime_rl import BUNDLED_TASKSETS
 from composer_prime.config.recipe import MAKER, TINY_MODELS, module_of
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, ConfigError, Problems
-from composer_prime.executors.base import JobSpec, Resources
+from composer_prime.executors.base import JobSpec, Resources, Secrets
 from composer_prime.executors.open import parse_on
 from composer_prime.executors.packages import PRIME_RL_IMAGES, Packages, packages_of
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch.records import Launch
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import check_maker
@@ -284,8 +283,7 @@ def _check_machine(recipe: RecipeBase, platforms: Sequence[str]) -> None:
 
 def with_stored_logins(environment: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
     """The environment, and of the secrets that are asked for by name those that a login has stored on this machine."""
-    lacking = [name for name in asked if not environment.get(name)]
-    return {**environment, **{name: value for name, value in stored_logins(lacking).items() if name in lacking}}
+    return {**environment, **stored_logins([name for name in asked if not environment.get(name)])}
 
 
 def stored_logins(names: Sequence[str]) -> dict[str, str]:
@@ -301,7 +299,7 @@ def stored_logins(names: Sequence[str]) -> dict[str, str]:
         held = botocore.session.get_session().get_credentials()
         values = (held.access_key, held.secret_key, held.token) if held is not None else ()
         found |= zip(AWS_SECRETS, values, strict=False)
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value and name in names}
 
 
 def gather_secrets(asked: Sequence[str], environment: Mapping[str, str]) -> Secrets:

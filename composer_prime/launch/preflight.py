@@ -14,7 +14,7 @@ from composer_prime.errors import BadInput, ComposerPrimeError, ModelError, Prob
 from composer_prime.executors.base import gpu_kinds
 from composer_prime.launch.budget import Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.plan import AWS_SECRETS, LaunchPlan, stored_logins
+from composer_prime.launch.plan import AWS_SECRETS, LINKING, LaunchPlan, stored_logins
 from composer_prime.launch.records import Launch, LaunchBook
 from composer_prime.plan.gpus import gpu_bytes, spared_by
 from composer_prime.plan.memory import GIB
@@ -71,13 +71,10 @@ def login_lines(plan: LaunchPlan) -> Iterator[str]:
         return
     if "HF_TOKEN" not in plan.secrets and "HF_TOKEN" in stored_logins(["HF_TOKEN"]):
         yield "HF_TOKEN: what `hf auth login` stored stays here; --secret HF_TOKEN hands it over"
-    if not plan.run_uri.startswith(("s3://", "hf://")) or AWS_SECRETS[0] in plan.secrets:
-        return
-    if held := stored_logins(AWS_SECRETS):
-        asked = " ".join(f"--secret {name}" for name in held)
-        yield Unchecked(f"jobs get no credentials for {plan.run_uri}: those stored on this machine go along by {asked}")
-    else:
-        yield Unchecked(f"jobs get no credentials for {plan.run_uri}: no {AWS_SECRETS[0]} is set, or stored here")
+    if plan.run_uri.startswith(LINKING) and AWS_SECRETS[0] not in plan.secrets:
+        asked = " ".join(f"--secret {name}" for name in stored_logins(AWS_SECRETS))
+        why = f"those stored on this machine go along by {asked}" if asked else f"no {AWS_SECRETS[0]} is set, or stored"
+        yield Unchecked(f"jobs get no credentials for {plan.run_uri}: {why}")
 
 
 def memory_lines(plan: LaunchPlan, estimate: Estimate) -> Iterator[str]:
@@ -136,11 +133,9 @@ def bucket_lines(plan: LaunchPlan) -> Iterator[str]:
     terms = terms_of(plan.recipe)
     try:
         sizes = fragment_sizes(terms, named_shapes(plan.recipe.model.name))
+        yield egress_line(terms, sizes, max(2, len(plan.sites)), plan.run_uri) or ""
     except (ComposerPrimeError, OSError) as error:
         yield f"bucket traffic: not known beforehand ({error})"
-        return
-    if (line := egress_line(terms, sizes, max(2, len(plan.sites)), plan.run_uri)) is not None:
-        yield line
 
 
 def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, dry_run: bool) -> Iterator[str]:
@@ -178,7 +173,7 @@ def described(plan: LaunchPlan, limits: Limits, problems: Problems, *, dry_run: 
     if quorum > started and not plan.is_smoke:
         yield f"outer.quorum ({quorum}) is more than the {started} sites that start: no round closes until others join"
     total = None if None in costs else sum(each or 0.0 for each in costs)
-    yield f"all {len(plan.sites)} sites: {_usd(total)} an hour"
+    yield f"all {started} sites: {_usd(total)} an hour"
     yield f"run {plan.run_uri}; secrets from this environment: {', '.join(plan.secrets) or 'none'}"
 
 

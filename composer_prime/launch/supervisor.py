@@ -12,15 +12,54 @@ from dataclasses import replace
 from composer_prime.errors import BadInput, ExecutorError, StoreError
 from composer_prime.executors.base import JobState, Price
 from composer_prime.launch.budget import Limits, check_bounded, spent_usd
-from composer_prime.launch.decisions import Action, decide
+from composer_prime.launch.decisions import Action, Pulse, decide
 from composer_prime.launch.fleet import Fleet, Stopped
 from composer_prime.launch.plan import LaunchPlan
-from composer_prime.launch.pulses import Pulses
 from composer_prime.launch.records import Attempt, by_site
+from composer_prime.store import keys
+from composer_prime.store.base import Store
+from composer_prime.sync.reading import find_record
+from composer_prime.sync.records import Beat
 
 Say = Callable[[str], None]
 REFUSAL_PATIENCE_S = 600.0
 """A platform that refuses for so long to show or to end a job isn't asked again: a person must mend that."""
+
+
+class Pulses:
+    """The pulse of each site's present attempt; `observe` reads the bucket."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: dict[str, tuple[int, Beat | None, bool]] = {}
+        """Each site's attempt, its newest beat, and whether it waited then."""
+        self.known: dict[str, Pulse] = {}
+
+    def observe(self, site: str, attempt: int, ticks: float) -> None:
+        """Look at the newest beat of a site whose attempt is running. ticks: monotonic seconds."""
+        beats = [key for key in self._store.list(keys.site_prefix(site)) if keys.is_beat(key)]
+        beat = find_record(self._store, Beat, max(beats)) if beats else None
+        last_attempt, last, waited = self._seen.get(site, (0, None, False))
+        if last_attempt != attempt:
+            self._seen[site], self.known[site] = (attempt, beat, False), Pulse(running_since=ticks)
+        elif beat is not None and beat != last:
+            pulse = self.known[site]
+            is_new = last is None or beat.incarnation != last.incarnation
+            moved = last is None or is_new or beat.inner_step != last.inner_step
+            waits = not moved and self._waits(beat)
+            # Its round may have closed only since the last look, and its next step is still to come.
+            since = ticks if moved or waits or waited or pulse.stood_since is None else pulse.stood_since
+            steps = not is_new and (moved or pulse.has_stepped)
+            self._seen[site] = (attempt, beat, waits)
+            self.known[site] = replace(pulse, changed_at=ticks, state=beat.state, stood_since=since, has_stepped=steps)
+
+    def _waits(self, beat: Beat) -> bool:
+        """Whether an offer of this site is out in a round that nobody has closed."""
+        for fragment, version in enumerate(beat.versions):
+            offer, commit = keys.offer(fragment, version, beat.site), keys.commit(fragment, version)
+            if offer in self._store.list(offer) and commit not in self._store.list(commit):
+                return True
+        return False
 
 
 class Supervisor:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors.base import Resources
+from composer_prime.executors.base import Resources, Secrets
 from composer_prime.executors.open import PLATFORMS, Opener, open_executor
 from composer_prime.executors.packages import Packages
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch import launch_keys
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet

@@ -33,7 +33,7 @@ Ask = Callable[[str], str]
 class Wishes:
     """What the volunteer asks for; None: no limit.
 
-    folder                 None: `VolunteerFolder.default`
+    folder                 None: ~/composer-prime/RUN
     key_file               of a key that the volunteer made
     mbit_up, mbit_down     Mbit/s that the site may use
     hours                  after which it leaves

@@ -1,18 +1,17 @@
 """What one site has given to a run, from the run's bucket alone."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from composer_prime.errors import BadInput
-from composer_prime.store import keys, open_store
+from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
-from composer_prime.volunteers.entrance import check_origin, check_place, lent_key, own_key
-from composer_prime.volunteers.invitation import Invitation, adopt_environment
+from composer_prime.volunteers.consent import Wishes
+from composer_prime.volunteers.entrance import check_origin, reached
+from composer_prime.volunteers.invitation import Invitation
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.watch.records import SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
@@ -53,25 +52,13 @@ def contribution(store: Store, site: str) -> Contribution:
     )
 
 
-def contribution_of(
-    invitation: Invitation, key_file: Path | None = None, *, allow_local: bool = False, use_my_aws: bool = False
-) -> Contribution:
+def contribution_of(invitation: Invitation, wishes: Wishes) -> Contribution:
     """What the invited site has given, from where the invitation leads. It may have expired, or be revoked.
-
-    key_file      of a volunteer who made the key; only a gateway asks for it
-    allow_local   whether it may lead to a folder or an address of this machine or its network
-    use_my_aws    whether requests are signed by what this machine's user has
 
     Raises InvitationRefused when the invitation is forged or of another run, or holds what none may; else as
     `contribution`.
     """
-    check_place(invitation, allow_local=allow_local)
-    needs_key = invitation.seed is not None or key_file is not None or invitation.uri.startswith("gateway+")
-    adopt_environment(invitation, use_my_aws=use_my_aws)
-    with (
-        lent_key(own_key(invitation, key_file)) if needs_key else nullcontext(),
-        closing(open_store(invitation.uri)) as store,
-    ):
+    with reached(invitation, wishes, may_be_over=True) as store:
         check_origin(invitation, store)
         read_shared(invitation.recipe)
         return contribution(store, invitation.site)

@@ -5,7 +5,7 @@ Endpoint and region come along by themselves; keys only when the owner names the
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from composer_prime.errors import BadInput, StoreError, StoreUnusable
@@ -20,7 +20,7 @@ from composer_prime.volunteers.invitation import (
     adopt_environment,
     check_environment,
     restored,
-)
+)  # fmt: skip
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_REGION")
 """Not secret, and the same for everybody."""
@@ -53,14 +53,9 @@ def read_credentials(
     return {name: environ[name] for name in PLACES if environ.get(name)} | given
 
 
-def holds_keys(environment: Mapping[str, str]) -> bool:
-    """Whether keys of the bucket are among the variables, and not its place alone."""
-    return not environment.keys() <= set(PLACES)
-
-
 def rights_warnings(invitation: Invitation) -> Iterator[str]:
     """What the owner should know of the keys that travel in an invitation; they are tried, and nothing is changed."""
-    if not holds_keys(invitation.environment):
+    if invitation.environment.keys() <= set(PLACES):
         return
     if not invitation.guest:
         yield (
@@ -69,11 +64,13 @@ def rights_warnings(invitation: Invitation) -> Iterator[str]:
         )
     if not invitation.uri.startswith(KEYED):
         return
-    with _as_invited(invitation), closing(open_store(invitation.uri)) as store:
-        try:
-            fault = rights_fault(store, guest=invitation.guest)
-        except (StoreError, StoreUnusable) as error:
-            fault = f"the credentials that travel couldn't be tried from here: {error}"
+    with restored({*IDENTITY, ANONYMOUS_VARIABLE, *invitation.environment}):
+        adopt_environment(invitation)  # as the volunteer will reach it
+        with closing(open_store(invitation.uri)) as store:
+            try:
+                fault = rights_fault(store, guest=invitation.guest)
+            except (StoreError, StoreUnusable) as error:
+                fault = f"the credentials that travel couldn't be tried from here: {error}"
     if fault is not None:
         yield fault
 
@@ -86,17 +83,13 @@ def rights_fault(store: Store, *, guest: bool) -> str | None:
     Tried by creating again what is there, byte for byte: who may do so is told that it is there, and nothing changes.
     Raises StoreError when the run can't be read with them, StoreUnusable at first contact.
     """
-    admissions = store.list(keys.admissions_prefix())
-    if admissions and _may_write(store, admissions[-1]):
-        return (
-            f"the credentials that travel may write {admissions[-1]}, which only the run's owner does: whoever has "
-            f"them can spoil the run. Scope them to the site, by {POLICIES}/{'guest' if guest else 'site'}-policy.json"
-        )
-    if guest and _may_write(store, keys.manifest()):
-        return (
-            f"the credentials that travel may write {keys.manifest()}, as a member's do, who can void every round: "
-            f"scope them by {POLICIES}/guest-policy.json"
-        )
+    scope = f"Scope them to the site, by {POLICIES}/{'guest' if guest else 'site'}-policy.json"
+    for key, whose in (
+        (max(store.list(keys.admissions_prefix()), default=""), "only the run's owner does, who can spoil the run"),
+        (keys.manifest() if guest else "", "a member does, who can void every round"),
+    ):
+        if key and _may_write(store, key):
+            return f"the credentials that travel may write {key}, as {whose}. {scope}"
     return None
 
 
@@ -107,14 +100,6 @@ def _may_write(store: Store, key: str) -> bool:
     except StoreError:  # refused: they have just read it, so it isn't the network
         return False
     return True
-
-
-@contextmanager
-def _as_invited(invitation: Invitation) -> Iterator[None]:
-    """Reach stores that are opened meanwhile as the volunteer will."""
-    with restored({*IDENTITY, ANONYMOUS_VARIABLE, *invitation.environment}):
-        adopt_environment(invitation)
-        yield
 
 
 def _read_file(path: Path) -> dict[str, str]:

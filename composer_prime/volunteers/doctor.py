@@ -5,7 +5,9 @@ One line a check, with what was found and what to do about it. A failed check sa
 
 import json
 import os
-import time
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +21,7 @@ from composer_prime.errors import ConfigError, EnvError, MachineUnfit, ModelErro
 from composer_prime.outer.fragments import NamedShape
 from composer_prime.plan.gpus import gpu_bytes, share_gpus, spared_by
 from composer_prime.plan.link import Link, measure
-from composer_prime.plan.memory import GIB, host_bytes
+from composer_prime.plan.memory import GIB, host_bytes, memory
 from composer_prime.plan.traffic import Traffic, fragment_sizes, seconds, traffic
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import package_checks
@@ -28,15 +30,87 @@ from composer_prime.store.base import Store
 from composer_prime.sync.protocol import GRACE_FLOOR_S
 from composer_prime.sync.terms import Terms, terms_of
 from composer_prime.volunteers.consent import Wishes, invited_recipe
-from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
-from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.machine import Machine, look
+from composer_prime.volunteers.entrance import Entrance, enter, own_key, reached
+from composer_prime.volunteers.invitation import Invitation
 
 JOIN_WARNED_S = 600.0
 FAR_S = GRACE_FLOOR_S / 4
 """Of a small request: an offer takes some of them, and a round may wait no longer than the least grace for it."""
 SMALL_NUMEL, MOST_THREADS = 5_000_000, 16
 """Below so many parameters a second thread costs more than it brings."""
+TORCH_TIMEOUT_S = 120
+"""Importing torch from a cold disk takes its time."""
+ASK_TORCH = """\
+import json, torch
+from composer_prime.outer.arithmetic import test_vector
+gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+gpus = [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus]
+print(json.dumps({"version": torch.__version__, "test_vector": test_vector(), "gpus": gpus}))
+"""
+"""What a process of its own runs: a torch or driver that is broken ends in a line that says so, and not in a crash."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that torch can use."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What torch said of itself.
+
+    test_vector   what the outer loop's arithmetic gives here, which must be what it gives at the other sites
+    """
+
+    version: str
+    test_vector: str
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine, as seen from this process.
+
+    cores             that this process may use
+    free_memory_bytes   that may be had now, without swapping. A container's limit counts
+    torch             None: it can't be used, and `torch_problem` says why
+    """
+
+    python: str
+    cores: int
+    free_memory_bytes: int
+    torch: Torch | None
+    torch_problem: str = ""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that torch can use."""
+        return self.torch.gpus if self.torch else ()
+
+
+def look() -> Machine:
+    """This machine now. Takes a few seconds, most of them torch's."""
+    torch, problem = ask_torch()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(platform.python_version(), cores, memory()[1], torch, problem)
+
+
+def ask_torch() -> tuple[Torch | None, str]:
+    """What torch says in a process of its own; None and the cause where that fails."""
+    command = [sys.executable, "-c", ASK_TORCH]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None, f"importing torch took more than {TORCH_TIMEOUT_S} s"
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        return None, said[-1] if said else f"torch ended its process (exit code {done.returncode})"
+    found = json.loads(done.stdout.splitlines()[-1])
+    gpus = tuple(Gpu(**gpu) for gpu in found.pop("gpus"))
+    return Torch(**found, gpus=gpus), ""
 
 
 @dataclass(frozen=True)
@@ -71,22 +145,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes that a site needs at least: of memory, of all GPUs together, and of what it moves."""
-
-    memory_bytes: int
-    gpu_bytes: int
-    traffic: Traffic
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """All checks; the recipe as this machine would run it, where it can, and what was changed in it."""
 
     checks: tuple[Check, ...]
-    needs: Needs | None = None
     recipe: RecipeBase | None = None
     fitted: tuple[str, ...] = ()
+    traffic: Traffic | None = None
 
     @property
     def is_able(self) -> bool:
@@ -95,9 +160,10 @@ class Diagnosis:
 
     def refusal(self) -> MachineUnfit:
         """Why not, in one line."""
-        failed = "; ".join(f"{check.name}: {check.found}" for check in self.checks if check.verdict == "fail")
-        remedies = "; ".join(check.remedy for check in self.checks if check.verdict == "fail" and check.remedy)
-        return MachineUnfit(f"this machine can't take part, thank you all the same: {failed}. {remedies}".rstrip())
+        failed = [check for check in self.checks if check.verdict == "fail"]
+        found = "; ".join(f"{check.name}: {check.found}" for check in failed)
+        remedies = "; ".join(check.remedy for check in failed if check.remedy)
+        return MachineUnfit(f"this machine can't take part, thank you all the same: {found}. {remedies}".rstrip())
 
 
 def examine(recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes) -> Diagnosis:
@@ -110,12 +176,8 @@ def examine(recipe: RecipeBase, entrance: Entrance, store: Store, wishes: Wishes
 
 def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
     """What this machine can do for the run of an invitation, which is checked, too. Nothing is left behind."""
-    check_place(invitation, allow_local=wishes.allow_local)
-    check_date(invitation, time.time())
-    key = own_key(invitation, wishes.key_file)
-    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
-    with lent_key(key), closing(open_store(invitation.uri)) as store:
-        entrance = enter(invitation, store, key, starting=False)
+    with reached(invitation, wishes) as store:
+        entrance = enter(invitation, store, own_key(invitation, wishes.key_file), starting=False)
         return examine(invited_recipe(invitation, wishes), entrance, store, wishes)
 
 
@@ -153,12 +215,7 @@ def diagnose(machine: Machine, task: Task | None = None, link: Link | None = Non
     if task is None:
         return Diagnosis((*checks, *link_checks(link, None)))
     numel = sum(task.sizes)
-    needs = Needs(
-        host_bytes(task.recipe, task.terms, numel),
-        gpu_bytes(task.recipe, numel),
-        traffic(task.terms, task.sizes, task.num_sites),
-    )
-    checks += [*installed_checks(task.recipe), memory_check(machine, task.recipe, needs.memory_bytes)]
+    checks += [*installed_checks(task.recipe), memory_check(machine, task.recipe, task.terms, numel)]
     recipe, fitted = task.recipe, list[str]()
     if isinstance(recipe, Recipe):
         recipe, fitted = _with_threads(recipe, numel, machine.cores)
@@ -166,10 +223,11 @@ def diagnose(machine: Machine, task: Task | None = None, link: Link | None = Non
         try:
             if machine.gpus:
                 recipe, fitted = share_gpus(recipe, numel, [gpu.memory_bytes for gpu in machine.gpus])
-            checks.append(gpu_check(machine, recipe, needs.gpu_bytes))
+            checks.append(gpu_check(machine, recipe, gpu_bytes(task.recipe, numel)))
         except MachineUnfit as error:
             checks.append(Check("gpus", "fail", str(error)))
-    return Diagnosis((*checks, *link_checks(link, needs.traffic)), needs, recipe, tuple(fitted))
+    moved = traffic(task.terms, task.sizes, task.num_sites)
+    return Diagnosis((*checks, *link_checks(link, moved)), recipe, tuple(fitted), moved)
 
 
 def _with_threads(recipe: Recipe, numel: int, cores: int) -> tuple[Recipe, list[str]]:
@@ -221,8 +279,9 @@ def installed_checks(recipe: RecipeBase) -> Iterator[Check]:
     yield Check("packages", "fail" if failed else "ok", "; ".join(failed) or f"environments: {installed}")
 
 
-def memory_check(machine: Machine, recipe: RecipeBase, needed: int) -> Check:
+def memory_check(machine: Machine, recipe: RecipeBase, terms: Terms, numel: int) -> Check:
     """The machine's memory: what isn't known beforehand comes on top of what is needed."""
+    needed = host_bytes(recipe, terms, numel)
     more = "forward passes" if isinstance(recipe, Recipe) else "PRIME-RL's own"
     said = f"at least {_gib(needed)} needed ({more} on top, unknown), {_gib(machine.free_memory_bytes)} free"
     enough = needed <= machine.free_memory_bytes
@@ -280,13 +339,9 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def to_json(diagnosis: Diagnosis) -> str:
     """The diagnosis for programs."""
-    found = {
-        "able": diagnosis.is_able,
-        "checks": [asdict(check) for check in diagnosis.checks],
-        "needs": None if diagnosis.needs is None else asdict(diagnosis.needs),
-        "fitted": diagnosis.fitted,
-    }
-    return json.dumps(found, indent=2)
+    told = asdict(replace(diagnosis, recipe=None))
+    del told["recipe"]
+    return json.dumps({"able": diagnosis.is_able, **told}, indent=2)
 
 
 def _gib(num_bytes: int) -> str:

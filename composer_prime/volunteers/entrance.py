@@ -9,15 +9,16 @@ Everything is looked up before anything starts, and each refusal is one line.
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from composer_prime.errors import ConfigError, InvitationRefused, SiteRevoked
 from composer_prime.gateway.store import KEY_VARIABLE
-from composer_prime.store import keys
+from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest, has_ended
 from composer_prime.sync.members import check_name_is_free
@@ -26,9 +27,11 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import Terms
+from composer_prime.volunteers.consent import Wishes
 from composer_prime.volunteers.invitation import (
     MOST_URL_CHARACTERS,
     Invitation,
+    adopt_environment,
     check_signature,
     is_public_url,
     is_url,
@@ -60,6 +63,24 @@ class Entrance:
     terms: Terms
     num_sites: int
     is_finished: bool = False
+
+
+@contextmanager
+def reached(invitation: Invitation, wishes: Wishes, *, may_be_over: bool = False) -> Iterator[Store]:
+    """Open the store that an invitation leads to, as the volunteer allows.
+
+    may_be_over   whether one that has expired will do, and the site's key is needed by a gateway alone
+
+    Raises InvitationRefused in one line; nothing was asked of anybody then.
+    """
+    check_place(invitation, allow_local=wishes.allow_local)
+    if not may_be_over:
+        check_date(invitation, time.time())
+    needs_key = not may_be_over or invitation.uri.startswith("gateway+")
+    key = own_key(invitation, wishes.key_file) if needs_key else None
+    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
+    with nullcontext() if key is None else _lent(key), closing(open_store(invitation.uri)) as store:
+        yield store
 
 
 def check_place(invitation: Invitation, *, allow_local: bool) -> None:
@@ -119,24 +140,23 @@ def check_date(invitation: Invitation, now: float) -> None:
 
 def own_key(invitation: Invitation, key_file: Path | None) -> SigningKey:
     """The site's key: the invitation's, or the file of a volunteer who made it. Raises InvitationRefused."""
-    key = invitation.key()
-    if key is None and key_file is None:
+    if (key := invitation.key()) is not None:
+        return key
+    if key_file is None:
         raise InvitationRefused(
             f"the invitation of {invitation.site} is for a key that you made ({invitation.public}): name its file "
             "with --key"
         )
-    if key is None:
-        assert key_file is not None
-        key = SigningKey.load(key_file)
-        if key.public != invitation.public:
-            raise InvitationRefused(
-                f"{key_file} holds the key {key.public}, and {invitation.public} is invited: name that key's file"
-            )
+    key = SigningKey.load(key_file)
+    if key.public != invitation.public:
+        raise InvitationRefused(
+            f"{key_file} holds the key {key.public}, and {invitation.public} is invited: name that key's file"
+        )
     return key
 
 
 @contextmanager
-def lent_key(key: SigningKey) -> Iterator[None]:
+def _lent(key: SigningKey) -> Iterator[None]:
     """Let stores that are opened meanwhile ask a gateway by this key, which lies in a file that goes again."""
     with tempfile.TemporaryDirectory(prefix="composer-prime-key-") as scratch, restored((KEY_VARIABLE,)):
         file = Path(scratch) / "site.key"

@@ -1,17 +1,23 @@
-"""The volunteer's folder on disk: the site's key, what was fitted, whether it is paused, and the site's own folder.
+"""The volunteer's folder on disk: the site's key, whether it is paused, the site's own folder, and what it downloads.
 
-One process at a time: its lock ends with it, however it ends.
+One process at a time: its lock ends with it, however it ends. What a site fetches and builds goes below the folder, so
+that one limit of disk counts all of it; who has set a place for the hub's files keeps it, and is told.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_prime.errors import BadInput
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.volunteers.invitation import restored
+
+HUB_PLACES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
+"""Variables of huggingface_hub that say where weights go; the first that is set counts."""
+CACHE = "cache"
 
 
 @dataclass(frozen=True)
@@ -20,11 +26,6 @@ class VolunteerFolder:
 
     root: Path
     site: str
-
-    @classmethod
-    def default(cls, run: str) -> Path:
-        """Where a run goes when nobody says where."""
-        return Path.home() / "composer-prime" / run
 
     @property
     def key_file(self) -> Path:
@@ -69,16 +70,11 @@ class VolunteerFolder:
         """Put the site's key where its processes find it, in place of an earlier invitation's; the file."""
         if self.key_file.exists() and SigningKey.load(self.key_file).public == key.public:
             return self.key_file
-        fresh = self._fresh(self.key_file)
+        fresh = self.key_file.with_name(f"{self.key_file.name}.new")
+        fresh.unlink(missing_ok=True)  # what an interrupted process left there
         key.save(fresh)
         os.replace(fresh, self.key_file)
         return self.key_file
-
-    def _fresh(self, path: Path) -> Path:
-        """Where a file is written before it takes its place; what an interrupted process left there goes."""
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.unlink(missing_ok=True)
-        return fresh
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -117,3 +113,45 @@ class VolunteerFolder:
                 except FileNotFoundError:
                     continue
         return total
+
+
+def cache_variables(root: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a site's processes are told, so that they keep what they fetch and build below `root`.
+
+    The hub's token stays where it is: it is the volunteer's, and no file of the run's.
+    """
+    found = {"XDG_CACHE_HOME": str(root / CACHE)}
+    if _hub_place(environ) is not None:
+        return found
+    before = Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+    found["HF_HOME"] = str(root / CACHE / "huggingface")
+    if not environ.get("HF_TOKEN_PATH"):
+        found["HF_TOKEN_PATH"] = str(before / "token")
+    return found
+
+
+def elsewhere(root: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """What the volunteer should know where weights go to a place of their own; None where they go below `root`."""
+    name = _hub_place(environ)
+    if name is None:
+        return None
+    place = Path(environ[name]).expanduser().absolute()
+    if place.is_relative_to(root.absolute()):
+        return None
+    return (
+        f"Weights of the hub go to {place}, since {name} says so here: --max-disk-gib doesn't count them; unset it and "
+        f"they go below {root}."
+    )
+
+
+@contextmanager
+def kept_below(root: Path) -> Iterator[None]:
+    """Let this process, and those it starts meanwhile, keep what they fetch and build below `root`."""
+    changes = cache_variables(root)
+    with restored(changes):
+        os.environ.update(changes)
+        yield
+
+
+def _hub_place(environ: Mapping[str, str]) -> str | None:
+    return next((name for name in HUB_PLACES if environ.get(name)), None)

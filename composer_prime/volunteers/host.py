@@ -5,7 +5,6 @@ comes first and goes again if the bucket refuses, so that no key is admitted tha
 """
 
 import base64
-import ipaddress
 import os
 import re
 import time
@@ -29,12 +28,7 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import SigningKey, check_public, verify
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.entrance import BEATS_WATCHED
-from composer_prime.volunteers.invitation import (
-    SEED_BYTES,
-    Invitation,
-    check_environment,
-    write_invitation,
-)
+from composer_prime.volunteers.invitation import SEED_BYTES, Invitation, check_environment, write_invitation
 from composer_prime.volunteers.shared_recipe import shared_toml
 from composer_prime.watch.status import look
 
@@ -112,11 +106,13 @@ def invite(
     owner.check_open(allowed, guest=invitee.guest)
     roster = Roster(store, manifest, sha, key)
     roster.refresh()
-    _check_name(roster, store, invitee)
+    if invitee.site in roster.admitted():
+        raise BadInput(
+            f"site {invitee.site} is admitted already: invite another name, or revoke that one first "
+            f"(`composer-prime revoke {store.uri} --site {invitee.site} --key OWNER.KEY`)"
+        )
     _check_recipe(recipe, manifest)
-    if invitee.uri is not None:
-        _check_gateway(invitee.uri)
-    uri = invitee.uri or store.uri
+    uri = store.uri if invitee.uri is None else _checked_gateway(invitee.uri)
     if uri.startswith(GATEWAY) and not invitee.guest:
         raise BadInput(
             f"site {invitee.site} would close rounds as any member does, and behind a gateway nobody may: invite a "
@@ -124,22 +120,18 @@ def invite(
         )
     if uri.rstrip("/").rpartition("/")[2] != manifest.run:
         raise BadInput(f"{uri} must end with the run's name, /{manifest.run}: give the run's own folder, or gateway")
-    seed, public = _site_key(invitee)
+    seed = os.urandom(SEED_BYTES) if invitee.public is None else None  # else the volunteer has it
+    public = SigningKey.from_bytes(seed).public if seed is not None else check_public(invitee.public or "")
     number = len(store.list(invitation_keys.invitations_of(invitee.site))) + 1
-    record = Invited(
-        site=invitee.site, number=number, public=public, guest=invitee.guest, expires_at=invitee.expires_at
-    )
+    both = {"site": invitee.site, "number": number, "public": public}
+    both |= {"guest": invitee.guest, "expires_at": invitee.expires_at}
     invitation = Invitation(
+        **both,
         run=manifest.run,
         manifest_sha256=sha,
         owner=key.public,
         uri=uri.rstrip("/"),
-        site=invitee.site,
-        number=number,
-        public=public,
         seed=None if seed is None else base64.b64encode(seed).decode("ascii"),
-        guest=invitee.guest,
-        expires_at=invitee.expires_at,
         recipe=shared_toml(recipe),
         environment=environment,
     )
@@ -150,7 +142,7 @@ def invite(
     except BaseException:
         out.unlink()
         raise
-    store.create(invitation_keys.invitation(invitee.site, number), roster.sign(record).to_bytes())
+    store.create(invitation_keys.invitation(invitee.site, number), roster.sign(Invited(**both)).to_bytes())
     return invitation
 
 
@@ -162,7 +154,9 @@ def standings(store: Store, now: float, wait: Callable[[float], object] = time.s
     manifest, sha = find_manifest(store)
     roster = Roster(store, manifest, sha)
     roster.refresh()
-    records = _records(store, roster)
+    told = filter(invitation_keys.is_invitation, store.list(invitation_keys.invitations_prefix()))
+    signed = (find_record(store, Invited, key) for key in told)
+    records = [record for record in signed if record is not None and roster.owner_fault(record) is None]
     newest = {record.site: record.number for record in records}  # keys sort by number
     presences = _presences(store, manifest.terms.liveness_s, wait) if records else {}
     found = []
@@ -181,25 +175,8 @@ def standings(store: Store, now: float, wait: Callable[[float], object] = time.s
 
 def expired_unused(store: Store, now: float) -> list[str]:
     """Sites that are admitted still, by an invitation that expired before they ever came. BadInput without a run."""
-    manifest, sha = find_manifest(store)
-    roster = Roster(store, manifest, sha)
-    roster.refresh()
-    newest = {record.site: record for record in _records(store, roster)}
-    return [
-        site
-        for site, record in newest.items()
-        if now >= record.expires_at and roster.admitted().get(site) == record.public and not _starts(store, record, sha)
-    ]
-
-
-def _records(store: Store, roster: Roster) -> list[Invited]:
-    """The owner's records of all invitations, by site and number."""
-    found = []
-    for key in store.list(invitation_keys.invitations_prefix()):
-        record = find_record(store, Invited, key) if invitation_keys.is_invitation(key) else None
-        if record is not None and roster.owner_fault(record) is None:
-            found.append(record)
-    return found
+    found = standings(store, now, wait=lambda seconds: None)
+    return [each.site for each in found if each.state == "expired" and not each.starts]
 
 
 def _starts(store: Store, record: Invited, run_sha: str) -> int:
@@ -225,37 +202,16 @@ def _presences(store: Store, liveness_s: float, wait: Callable[[float], object])
 def gateway_warning(uri: str) -> str | None:
     """What the host should know of a gateway's address: whether volunteers would reach it without TLS."""
     host = urlsplit(uri.removeprefix(GATEWAY)).hostname or ""
-    if uri.startswith(f"{GATEWAY}https://") or host == "localhost":
+    if uri.startswith(f"{GATEWAY}https://") or host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host):
         return None
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return None
-    except ValueError:
-        pass  # a name
     return f"{uri} is reached without TLS: whoever is on the way reads presigned URLs; write {GATEWAY}https://"
 
 
-def _check_gateway(uri: str) -> None:
+def _checked_gateway(uri: str) -> str:
     if uri.startswith((f"{GATEWAY}https://", f"{GATEWAY}http://")):
-        return
+        return uri
     remedy = f"{GATEWAY}{uri}" if uri.startswith(("https://", "http://")) else f"{GATEWAY}https://HOST/RUN"
     raise BadInput(f"--gateway ({uri}) isn't how a gateway's address is written: write {remedy}")
-
-
-def _site_key(invitee: Invitee) -> tuple[bytes | None, str]:
-    """(private half, public key) of the site; no private half where the volunteer has it."""
-    if invitee.public is not None:
-        return None, check_public(invitee.public)
-    seed = os.urandom(SEED_BYTES)
-    return seed, SigningKey.from_bytes(seed).public
-
-
-def _check_name(roster: Roster, store: Store, invitee: Invitee) -> None:
-    if invitee.site in roster.admitted():
-        raise BadInput(
-            f"site {invitee.site} is admitted already: invite another name, or revoke that one first "
-            f"(`composer-prime revoke {store.uri} --site {invitee.site} --key OWNER.KEY`)"
-        )
 
 
 def _check_recipe(recipe: RecipeBase, manifest: Manifest) -> None:

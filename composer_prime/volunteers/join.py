@@ -1,13 +1,17 @@
 """`composer-prime join`: from an invitation to a site that trains, comes, goes, and comes back.
 
 Checks first, all of them; then the machine, then what is fitted to it and who will see what; only then does anything
-start. The site itself is the same as any other's.
+start. The site itself is the same as any other's, and knows nothing of volunteers: beside it a thread watches for what
+the volunteer asked, and ends it as Ctrl-C would, which lets the trainer save and say goodbye.
 """
 
+import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +20,16 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.gateway.store import KEY_VARIABLE
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
-from composer_prime.store import open_store
-from composer_prime.volunteers.caches import elsewhere, kept_below
+from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import examine, lines
-from composer_prime.volunteers.entrance import Entrance, check_date, check_place, enter, lent_key, own_key
-from composer_prime.volunteers.folder import VolunteerFolder
-from composer_prime.volunteers.invitation import Invitation, adopt_environment
-from composer_prime.volunteers.warden import Reason, Warden
+from composer_prime.volunteers.entrance import Entrance, enter, own_key, reached
+from composer_prime.volunteers.folder import VolunteerFolder, elsewhere, kept_below
+from composer_prime.volunteers.invitation import Invitation
 
 INTERRUPTED_EXIT = 130
-PAUSED_LOOK_S = 0.5
+LOOK_S = 0.5
+DISK_LOOK_S = 30.0
 
 Say = Callable[[str], None]
 RunSite = Callable[[Any, str, bool], int]
@@ -35,7 +37,7 @@ RunSite = Callable[[Any, str, bool], int]
 
 def folder_of(invitation: Invitation, folder: Path | None) -> VolunteerFolder:
     """Where the invited site lives on this machine."""
-    root = VolunteerFolder.default(invitation.run) if folder is None else folder.expanduser()
+    root = Path.home() / "composer-prime" / invitation.run if folder is None else folder.expanduser()
     return VolunteerFolder(root.absolute(), invitation.site)
 
 
@@ -70,11 +72,8 @@ def prepare(
     invitation: Invitation, wishes: Wishes, folder: VolunteerFolder, say: Say, ask: Ask | None = None
 ) -> RecipeBase | None:
     """All that comes before the start; the recipe as this machine runs it, None when the run has ended."""
-    check_place(invitation, allow_local=wishes.allow_local)
-    check_date(invitation, time.time())
-    key = own_key(invitation, wishes.key_file)
-    adopt_environment(invitation, use_my_aws=wishes.use_my_aws)
-    with lent_key(key), closing(open_store(invitation.uri)) as store:
+    with reached(invitation, wishes) as store:
+        key = own_key(invitation, wishes.key_file)
         entrance = enter(invitation, store, key)
         if entrance.is_finished:
             return None
@@ -117,7 +116,7 @@ def disclosure(
     invitation: Invitation, entrance: Entrance, recipe: RecipeBase, folder: VolunteerFolder
 ) -> Iterator[str]:
     """Who sees what, and what runs here, for the volunteer to know before it starts."""
-    numel = sum(_product(parameter.shape) for parameter in entrance.manifest.parameters)
+    numel = sum(math.prod(parameter.shape) for parameter in entrance.manifest.parameters)
     yield f"You take part as site {invitation.site} in run {invitation.run}, whose owner is {entrance.manifest.owner}."
     if invitation.guest:
         yield "You are a guest: your work is merged within a guest's limits, and the owner's sites close the rounds."
@@ -138,13 +137,6 @@ def disclosure(
     yield "Ctrl-C leaves, and the same command brings you back. From another terminal --pause and --resume do the same."
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
 def site_runner(recipe: RecipeBase) -> RunSite:
     """What trains a site of this recipe, given recipe, name, and whether to go on from its folder; imported now."""
     if isinstance(recipe, PrimeRecipe):
@@ -158,59 +150,95 @@ def site_runner(recipe: RecipeBase) -> RunSite:
     return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)
 
 
+class Reason(Enum):
+    """Why the warden ended the site."""
+
+    PAUSED = "paused"
+    TIME = "the hours you gave are over"
+    DISK = "the disk you lent is full"
+
+
+class Warden:
+    """A thread beside one site, from `with` to its end, which ends the site when the volunteer wants it to, once.
+
+    until   on the monotonic clock
+    """
+
+    def __init__(
+        self,
+        folder: VolunteerFolder,
+        *,
+        until: float = math.inf,
+        max_disk_bytes: int | None = None,
+        end: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
+        self._folder = folder
+        self._until = until
+        self._max_disk_bytes = max_disk_bytes
+        self._end = end
+        self._handler_before = signal.getsignal(signal.SIGTERM)
+        self._stopped = threading.Event()
+        self._disk_looked_at = -math.inf
+        self._thread = threading.Thread(target=self._run, name="warden", daemon=True)
+        self.reason: Reason | None = None
+        """Why the site was ended; None: it wasn't, by us."""
+
+    def __enter__(self) -> "Warden":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            # Before the site has put its own handler in place nobody would hear the signal, and after it neither.
+            is_heard = signal.getsignal(signal.SIGTERM) != self._handler_before
+            if is_heard and (reason := self._look()) is not None:
+                self.reason = reason
+                self._end()
+                return
+
+    def _look(self) -> Reason | None:
+        if time.monotonic() >= self._until:
+            return Reason.TIME
+        if self._folder.is_paused:
+            return Reason.PAUSED
+        if self._max_disk_bytes is not None and time.monotonic() - self._disk_looked_at >= DISK_LOOK_S:
+            self._disk_looked_at = time.monotonic()
+            if self._folder.used_bytes() > self._max_disk_bytes:
+                return Reason.DISK
+        return None
+
+
 def _take_part(
-    recipe: RecipeBase,
-    site: str,
-    folder: VolunteerFolder,
-    wishes: Wishes,
-    say: Say,
-    run_site: RunSite,
+    recipe: RecipeBase, site: str, folder: VolunteerFolder, wishes: Wishes, say: Say, run_site: RunSite
 ) -> int | None:
     """The exit code; None when the site has trained to the run's end."""
-    with (
-        catch_interrupt() as interrupt,
-        Warden(folder, hours=wishes.hours, max_disk_bytes=wishes.max_disk_bytes) as warden,
-    ):
+    until = math.inf if wishes.hours is None else time.monotonic() + 3600 * wishes.hours
+    with catch_interrupt() as interrupt:
         while True:
-            _wait_while_paused(folder, warden, interrupt, say)
+            if folder.is_paused:
+                say("paused: nothing runs, and nobody waits for this site; --resume goes on")
+            while folder.is_paused and not interrupt.is_set and time.monotonic() < until:
+                time.sleep(LOOK_S)
             if interrupt.is_set:
                 say("left: run the same command to come back")
                 return INTERRUPTED_EXIT
-            if warden.is_over:
+            if time.monotonic() >= until:
                 say(f"left: {Reason.TIME.value}")
                 return 0
-            code, reason = _run_watched(recipe, site, warden, run_site)
+            resume = RunPaths.of(recipe).site(site).root.exists()
+            with Warden(folder, until=until, max_disk_bytes=wishes.max_disk_bytes) as warden:
+                code = run_site(recipe, site, resume)
             if code != INTERRUPTED_EXIT:
                 return code or None
-            if reason is Reason.DISK:
+            if warden.reason is Reason.DISK:
                 raise MachineUnfit(
                     f"left: {folder.root} holds {folder.used_bytes() / GIB:.1f} GiB, more than the "
                     f"{wishes.max_disk_gib:g} of --max-disk-gib: lend more, or delete logs there"
                 )
-            if reason is None:
+            if warden.reason is None:
                 say("left: run the same command to come back")
                 return code
-
-
-def _run_watched(
-    recipe: RecipeBase,
-    site: str,
-    warden: Warden,
-    run_site: RunSite,
-) -> tuple[int, Reason | None]:
-    resume = RunPaths.of(recipe).site(site).root.exists()
-    warden.watch()
-    try:
-        code = run_site(recipe, site, resume)
-    finally:
-        warden.rest()
-    return code, warden.reason
-
-
-def _wait_while_paused(folder: VolunteerFolder, warden: Warden, interrupt: Interrupt, say: Say) -> None:
-    """Return when the pause is over, somebody stops us, or the hours are over. No process of the site runs."""
-    if not folder.is_paused:
-        return
-    say("paused: nothing runs, and nobody waits for this site; --resume goes on")
-    while folder.is_paused and not interrupt.is_set and not warden.is_over:
-        time.sleep(PAUSED_LOOK_S)

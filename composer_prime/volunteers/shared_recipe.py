@@ -220,16 +220,13 @@ def _rule_of(key: str, kinds: list[Any], field: FieldInfo) -> Rule:
 
 _LOSS_TAUS = ("dppo_mask_low", "dppo_mask_high", "adv_tau", "kl_tau", "replay_tau", "replay_clip", "ref_kl_tau",
               "ipo_threshold", "ratio_low", "ratio_high")  # fmt: skip
-_LOSS: Mapping[str, Rule] = {
+"""Of composer_loss's keyword arguments, which the schema leaves to the function."""
+EMBEDDED: Mapping[str, Rule] = {
+    **dict(_marked(Recipe)),
     **dict.fromkeys((f"trainer.loss.kwargs.{name}" for name in _LOSS_TAUS), real(0, 1000)),
     "trainer.loss.kwargs.ratio_cap": real(1, MOST_REAL),
     "trainer.loss.kwargs.trust_region": one_of("dppo", "ipo", "icepop", "cispo"),
     "trainer.loss.kwargs.score_centering": FLAG,
-}
-"""composer_loss's keyword arguments, which the schema leaves to the function."""
-EMBEDDED: Mapping[str, Rule] = {
-    **dict(_marked(Recipe)),
-    **_LOSS,
     **{f"hints.templates.{kind}": TEMPLATE for kind in (*get_args(HintKind), *get_args(OutcomeKind))},
 }
 _EMBEDDED_ONLY = ("orchestrator.algo.", "trainer.distill.", "inference.", "replay.", "hints.")

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors.base import Job, JobSpec
-from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
-from composer_prime.executors.secrets import Secrets
+from composer_prime.executors.base import Job, JobSpec, Secrets
+from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
 from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import open_store
 from tests.cli.command_line import Answer, call
@@ -104,7 +103,7 @@ def test_a_cancel_that_nobody_confirms_says_what_may_be_billed(
     launched.start("a", "mark('up'); wait('never')")
     launched.stage.await_mark("up")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("composer_prime.executors.local.shim.HOST", "another-machine")
+        elsewhere.setattr("composer_prime.executors.shim.HOST", "another-machine")
         answer = cli("cancel", launched.uri)
     assert answer.code == 1 and "may still run and be billed" in answer.err
     assert cli("cancel", launched.uri).code == 0

@@ -13,7 +13,7 @@ import pytest
 
 from composer_prime.errors import KeyMissing
 from composer_prime.executors.base import Job, JobSpec
-from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
+from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
 from composer_prime.launch import launch_keys
 from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import open_store

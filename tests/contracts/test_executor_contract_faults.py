@@ -221,11 +221,11 @@ def test_a_job_cancelled_while_pending_never_starts(
 
 SECRETS = {"TOKEN": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "KEY": 'a"b\\c/+=d e'}
 ASKED = {
-    "local": "composer_prime.executors.local.executor.subprocess.run",
-    "ssh": "composer_prime.executors.ssh.executor.SshExecutor._call",
-    "modal": "composer_prime.executors.modal.executor.deployed_function",
+    "local": "composer_prime.executors.local.subprocess.run",
+    "ssh": "composer_prime.executors.ssh.SshExecutor._call",
+    "modal": "composer_prime.executors.modal.deployed_function",
     "hf-jobs": "huggingface_hub.HfApi.run_job",
-    "sky": "composer_prime.executors.sky.executor.SkyApi.launch",
+    "sky": "composer_prime.executors.sky.SkyApi.launch",
 }
 """What each executor asks its platform by, when it starts a job."""
 

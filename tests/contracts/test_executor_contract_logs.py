@@ -4,8 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from composer_prime.executors.base import Executor, JobState
-from composer_prime.executors.secrets import Secrets
+from composer_prime.executors.base import Executor, JobState, Secrets
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE, Redactor
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, REPOSITORY, Stage, await_end, run_to_end

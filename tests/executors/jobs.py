@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus
-from composer_prime.executors.secrets import Secrets
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Secrets
 from tests.patience import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,7 +121,7 @@ import sys
 from pathlib import Path
 from composer_prime.executors.base import Job, JobSpec
 from composer_prime.executors.open import open_executor
-from composer_prime.executors.secrets import Secrets
+from composer_prime.executors.base import Secrets
 executor = open_executor(sys.argv[1])
 """
 """What a fresh process's program begins with."""

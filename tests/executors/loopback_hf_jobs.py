@@ -20,7 +20,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.hf_jobs.executor import HfJobsExecutor
+from composer_prime.executors.hf_jobs import HfJobsExecutor
 from composer_prime.plan.prices import shipped
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import TOKEN, USER, Faulty, HostedJob, Refused, routes

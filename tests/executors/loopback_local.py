@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
+from composer_prime.executors import shim
 from composer_prime.executors.base import Executor, Job
-from composer_prime.executors.local import shim
-from composer_prime.executors.local.executor import STATE_VARIABLE, LocalExecutor
+from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
 from tests.executors.platforms import Trouble
 from tests.patience import PATIENCE_S
 

@@ -14,7 +14,7 @@ from typing import Any
 from grpclib.server import Server
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal import ModalExecutor
 from tests.executors.loopback_modal_calls import Call
 from tests.executors.loopback_modal_servicer import TOKEN_ID, TOKEN_SECRET, Servicer
 from tests.executors.platforms import Trouble

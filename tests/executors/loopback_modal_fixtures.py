@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from composer_prime.executors.base import Job, JobSpec, JobState, JobStatus
-from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal import ModalExecutor
 from tests.executors.loopback_modal import LoopbackModal
 from tests.patience import PATIENCE_S
 

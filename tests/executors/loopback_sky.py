@@ -18,9 +18,8 @@ import yaml
 from starlette.applications import Starlette
 
 from composer_prime.executors.base import Job
-from composer_prime.executors.sky.api import ENDPOINT_VARIABLE, TOKEN_VARIABLE
-from composer_prime.executors.sky.executor import SkyExecutor
-from composer_prime.executors.sky.task import RESOURCES_VARIABLE
+from composer_prime.executors.sky import RESOURCES_VARIABLE, SkyExecutor
+from composer_prime.executors.sky_api import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from tests.executors.loopback_hf_jobs_containers import Container
 from tests.executors.loopback_hf_jobs_routes import Faulty
 from tests.executors.loopback_sky_routes import Failed, routes

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import asyncssh
 
+from composer_prime.executors import shim
 from composer_prime.executors.base import Job
-from composer_prime.executors.local import shim
-from composer_prime.executors.ssh.executor import SshExecutor
+from composer_prime.executors.ssh import SshExecutor
 from tests.architecture import REPOSITORY
 from tests.executors.platforms import Trouble
 from tests.patience import PATIENCE_S

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.executors.local.executor import LocalExecutor
+from composer_prime.executors.local import LocalExecutor
 from tests.executors.jobs import Stage, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
 

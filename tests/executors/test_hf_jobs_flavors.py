@@ -4,7 +4,7 @@ import pytest
 
 from composer_prime.errors import BadInput
 from composer_prime.executors.base import Resources
-from composer_prime.executors.choice import cheapest
+from composer_prime.executors.services import cheapest
 from composer_prime.plan.prices import shipped
 
 

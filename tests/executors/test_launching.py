@@ -7,7 +7,7 @@ import pytest
 from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError, Problems
 from composer_prime.executors.base import Resources
-from composer_prime.executors.modal.limits import price as modal_price
+from composer_prime.executors.modal_deploy import price as modal_price
 from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.launch.budget import Limits

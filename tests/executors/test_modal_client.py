@@ -1,18 +1,19 @@
 """Modal's errors become ours: one line with the remedy, and no giving up while Modal is only busy."""
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import repeating
+from composer_prime.executors import services
 
 pytest.importorskip("modal")
 import modal
 
-from composer_prime.executors.modal.client import Connection, explained
-from composer_prime.executors.modal.executor import ModalExecutor
+from composer_prime.executors.modal import ModalExecutor
+from composer_prime.executors.modal_deploy import Connection, explained
 
 known = modal.exception
 
@@ -21,7 +22,7 @@ known = modal.exception
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between requests, which aren't waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
     return waited
 
 
@@ -60,7 +61,7 @@ def test_a_cut_connection_is_made_again() -> None:
 def test_a_modal_that_stays_busy_is_given_up_with_one_line(waits: list[float]) -> None:
     with pytest.raises(ExecutorError, match=r"^the thing: Modal failed \(ServiceError: try\s+again\); look at https"):
         asked(*[known.ServiceError("try\nagain")] * 6)
-    assert waits == list(repeating.PAUSES_S)
+    assert waits == list(services.PAUSES_S)
 
 
 @pytest.mark.parametrize(

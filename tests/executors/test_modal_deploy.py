@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.base import JobState, Resources
+from composer_prime.executors.base import JobState, Resources, Secrets
 from composer_prime.executors.packages import CUDA_IMAGE, CUDA_VARIABLES, UV_IMAGE, Packages
-from composer_prime.executors.secrets import Secrets
 
 pytest.importorskip("modal")
 from tests.executors import loopback_modal_fixtures as fixtures
@@ -72,8 +71,8 @@ def test_prime_rl_is_installed_before_our_packages_come_so_that_an_image_of_othe
 def test_the_container_gets_our_one_file_and_not_our_package(platform, executor, spec):
     (call,) = platform.calls(executor.submit(spec))
     function = platform.servicer.functions[call.function_id]
-    assert list(function.files) == ["/root/job_body.py"]
-    assert function.definition.module_name == "job_body"
+    assert list(function.files) == ["/root/modal_job_body.py"]
+    assert function.definition.module_name == "modal_job_body"
     assert not function.definition.function_serialized
 
 

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("modal")
 from composer_prime.errors import ExecutorError
+from composer_prime.executors import modal as modal_jobs
+from composer_prime.executors import modal_job_body as job_body
 from composer_prime.executors.base import Job, JobSpec, JobState
-from composer_prime.executors.modal import executor as modal_jobs
-from composer_prime.executors.modal import job_body
-from composer_prime.executors.modal.executor import ModalExecutor, Records
-from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S
+from composer_prime.executors.modal import ModalExecutor, Records
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.records import LaunchBook, begin_launch

@@ -97,4 +97,4 @@ def test_a_stored_login_that_stays_here_is_said(stored: None, monkeypatch: pytes
     assert list(login_lines(planned(small_recipe(), "ssh:a,ssh:b"))) == []
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert "no AWS_ACCESS_KEY_ID is set, or stored here" in list(login_lines(plan))[1]
+    assert "no AWS_ACCESS_KEY_ID is set, or stored" in list(login_lines(plan))[1]

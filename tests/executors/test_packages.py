@@ -15,14 +15,13 @@ import pytest
 
 from composer_prime.config.recipe import module_of
 from composer_prime.errors import BadInput, CorruptObject
-from composer_prime.executors.base import JobSpec
+from composer_prime.executors.base import JobSpec, Secrets
 from composer_prime.executors.packages import (
     LINK_VARIABLE,
     Packages,
     Wheel,
     packages_of,
 )
-from composer_prime.executors.secrets import Secrets
 from composer_prime.launch import launch_keys
 from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.records import begin_launch

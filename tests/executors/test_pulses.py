@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from composer_prime.launch.budget import Limits
-from composer_prime.launch.pulses import Pulses
+from composer_prime.launch.supervisor import Pulses
 from composer_prime.store import keys
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.reading import find_record

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from composer_prime import redaction
-from composer_prime.executors.local import shim
-from composer_prime.executors.local.executor import SHIM_COMMAND, read_reply, shim_input
+from composer_prime.executors import shim
+from composer_prime.executors.local import SHIM_COMMAND, read_reply, shim_input
 from tests.executors.jobs import wait_until
 from tests.patience import PATIENCE_S
 

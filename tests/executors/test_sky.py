@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors import repeating
-from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.secrets import Secrets
-from composer_prime.executors.sky import api, task
-from composer_prime.executors.sky.executor import SkyExecutor
+from composer_prime.executors import services, sky, sky_api
+from composer_prime.executors.base import Job, JobSpec, JobState, Resources, Secrets
+from composer_prime.executors.sky import SkyExecutor
 from tests.executors.jobs import await_end, await_running
 from tests.executors.loopback_sky import SkyPlatform
 from tests.executors.loopback_sky_routes import CATALOG
@@ -55,7 +53,7 @@ def opened(server: SkyPlatform) -> Iterator[Opener]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Our pauses before repeats, which are not waited for."""
     waited: list[float] = []
-    monkeypatch.setattr(repeating, "time", SimpleNamespace(sleep=waited.append))
+    monkeypatch.setattr(services, "time", SimpleNamespace(sleep=waited.append, monotonic=time.monotonic))
     return waited
 
 
@@ -119,8 +117,8 @@ def test_characters_that_yaml_takes_for_ends_of_lines_arrive(executor):
 @pytest.mark.parametrize(("late_s", "printed"), [(-3, ["on"]), (1, [])], ids=["within", "after"])
 def test_a_job_whose_machine_comes_late_has_only_what_is_left_of_its_time(server, executor, late_s, printed):
     wanted = spec(sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)")
-    launched_at = time.time() - wanted.timeout_s - task.START_ALLOWANCE_S - late_s
-    server.launch({"task": task.task_of(wanted, {}, launched_at), "name": wanted.name})
+    launched_at = time.time() - wanted.timeout_s - sky.START_ALLOWANCE_S - late_s
+    server.launch({"task": sky.task_of(wanted, {}, launched_at), "name": wanted.name})
     (job,) = executor.find("demo.v1")
     assert await_end(executor, job).state is JobState.TIMED_OUT
     assert list(executor.logs(job)) == printed
@@ -153,7 +151,7 @@ def test_a_job_whose_launch_is_not_through_is_half_submitted(server, executor):
     server.fails_launches = True
     wanted = spec()
     with pytest.raises(Exception, match="rsync"):
-        server.launch({"task": task.task_of(wanted, {}, time.time()), "name": wanted.name})
+        server.launch({"task": sky.task_of(wanted, {}, time.time()), "name": wanted.name})
     status = executor.poll(Job("sky", "1", "demo.v1", "a", 1))
     assert status.state is JobState.PENDING and status.half_submitted
 
@@ -168,7 +166,7 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(server, executor
     said = str(raised.value)
     assert said.startswith(f"no SkyPilot API server at {server.url} (") and "\n" not in said
     assert said.endswith("start one with `sky api start`, or set SKYPILOT_API_SERVER_ENDPOINT")
-    assert waits == list(repeating.PAUSES_S)
+    assert waits == list(services.PAUSES_S)
 
 
 @pytest.mark.parametrize("endpoint", ["sky.example.com:46580", "ftp://sky"])
@@ -233,7 +231,7 @@ def test_a_servers_password_is_not_shown(server, opened):
 
 @pytest.mark.parametrize("text", ["use_spot", "[1]"])
 def test_resources_that_are_no_json_object_are_refused(text, monkeypatch):
-    monkeypatch.setenv(task.RESOURCES_VARIABLE, text)
+    monkeypatch.setenv(sky.RESOURCES_VARIABLE, text)
     with pytest.raises(BadInput, match="must be SkyPilot's resources as a JSON object"):
         SkyExecutor()
 
@@ -269,7 +267,7 @@ def test_a_place_goes_into_the_task(server, opened):
     ],
 )
 def test_each_of_skypilots_states_has_ours(told, state):
-    assert task.status_of({"status": told, "failure_reason": None}).state is state
+    assert sky.status_of({"status": told, "failure_reason": None}).state is state
 
 
 def test_a_job_on_its_way_out_is_running_until_its_machine_is_gone(server, executor):
@@ -340,6 +338,6 @@ def test_a_supervisor_elsewhere_is_given_the_server_unless_only_this_machine_rea
 
 
 def test_an_error_shows_nothing_of_the_request_that_it_answers(server, executor):
-    with closing(api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
+    with closing(sky_api.SkyApi(server.url)) as client, pytest.raises(BadInput) as raised:
         client.launch({"name": SECRET})
     assert "body.task: Field required" in str(raised.value) and SECRET not in str(raised.value)

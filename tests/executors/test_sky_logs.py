@@ -6,8 +6,8 @@ import pytest
 
 from composer_prime.errors import ExecutorError
 from composer_prime.executors.base import Job, JobState, JobStatus
-from composer_prime.executors.repeating import PAUSES_S, Busy
-from composer_prime.executors.sky.executor import SkyExecutor
+from composer_prime.executors.services import PAUSES_S, Busy
+from composer_prime.executors.sky import SkyExecutor
 
 PREFIX = "(demo--a--1, pid=7) "
 FOOT = "\x1b[0m\x1b[32m✓ Job finished (status: SUCCEEDED).\x1b[0m\n"

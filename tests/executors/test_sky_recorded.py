@@ -18,9 +18,8 @@ from starlette.routing import Route
 
 from composer_prime.errors import BadInput, ExecutorError
 from composer_prime.executors.base import Job, JobSpec, JobState, Resources
-from composer_prime.executors.sky.api import SkyApi
-from composer_prime.executors.sky.executor import SkyExecutor
-from composer_prime.executors.sky.task import FIELDS, command_lines, status_of
+from composer_prime.executors.sky import FIELDS, SkyExecutor, command_lines, status_of
+from composer_prime.executors.sky_api import SkyApi
 from tests.executors.loopback_sky import SkyPlatform
 from tests.executors.loopback_sky_routes import recorded
 from tests.servers.in_thread import serving_app

@@ -10,9 +10,9 @@ import asyncssh
 import pytest
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors import repeating
+from composer_prime.executors import services
 from composer_prime.executors.base import Job, JobState
-from composer_prime.executors.ssh.executor import SshExecutor
+from composer_prime.executors.ssh import SshExecutor
 from tests.executors.jobs import FOREVER, Stage, await_end, run_to_end
 from tests.executors.loopback_ssh import SshPlatform
 
@@ -27,7 +27,7 @@ def machines(folder: Path, *names: str) -> Iterator[SshPlatform]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeating, "PAUSES_S", (0.05, 0.05))
+    monkeypatch.setattr(services, "PAUSES_S", (0.05, 0.05))
 
 
 @contextmanager

@@ -7,8 +7,7 @@ import pytest
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import JobState, JobStatus, Price
 from composer_prime.launch.budget import Limits
-from composer_prime.launch.decisions import PENDING_PATIENCE_S, Action, decide
-from composer_prime.launch.pulses import STARTUP_PATIENCE, Pulse
+from composer_prime.launch.decisions import PENDING_PATIENCE_S, STARTUP_PATIENCE, Action, Pulse, decide
 from composer_prime.launch.records import Attempt, Ended, EndState, Stop, StopState
 from tests.executors.launches import attempt_at
 

@@ -202,7 +202,7 @@ def test_a_guest_tries_the_store_and_the_link_below_its_own_name(
     [
         (0, True, "may write admissions/"),
         (0, False, "may write admissions/"),
-        (1, True, "may write manifest.json, as a member's do"),
+        (1, True, "may write manifest.json, as a member does"),
         (1, False, None),
         (2, True, None),
     ],

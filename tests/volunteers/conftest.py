@@ -7,7 +7,7 @@ import pytest
 
 from composer_prime.config.toml import to_toml
 from composer_prime.volunteers import doctor
-from composer_prime.volunteers.machine import Torch
+from composer_prime.volunteers.doctor import Torch
 from tests.cli.command_line import call
 from tests.volunteers.owned_run import OWNER, OwnedRun, machine
 

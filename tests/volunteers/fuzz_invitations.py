@@ -31,12 +31,11 @@ from composer_prime.errors import BadInput
 from composer_prime.plan.link import Link
 from composer_prime.store import open_store
 from composer_prime.sync.canonical import PROTOCOL, canonical
-from composer_prime.volunteers import consent, doctor
+from composer_prime.volunteers import consent, doctor, entrance
 from composer_prime.volunteers import join as joining
 from composer_prime.volunteers.consent import Wishes, asked_of
-from composer_prime.volunteers.doctor import examine_for_invitation, lines
+from composer_prime.volunteers.doctor import Gpu, Torch, examine_for_invitation, lines
 from composer_prime.volunteers.invitation import Invitation, decode
-from composer_prime.volunteers.machine import Gpu, Torch
 from composer_prime.volunteers.shared_recipe import EMBEDDED, LOSSES, PRIME_RL, refusals, shared_toml
 from tests.volunteers.audit import watched
 from tests.volunteers.hostile_cases import FIELDS, KEYS, PUBLIC_URLS, Case, draw, leaves
@@ -105,8 +104,8 @@ class Place:
         able = machine(torch=Torch("2.13.0", vector, (Gpu("card", 80 * GIB),) * 4))
         before, variables = Path.cwd(), dict(os.environ)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(entrance, "open_store", self._open))
             for module in (doctor, joining):
-                stack.enter_context(mock.patch.object(module, "open_store", self._open))
                 stack.enter_context(mock.patch.object(module, "invited_recipe", self._noted(module.invited_recipe)))
             stack.enter_context(mock.patch.object(consent, "read_shared", self._judged(consent.read_shared)))
             stack.enter_context(mock.patch.object(doctor, "look", lambda: able))

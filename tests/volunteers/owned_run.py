@@ -13,9 +13,9 @@ from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers.consent import Wishes
+from composer_prime.volunteers.doctor import Gpu, Machine, Torch
 from composer_prime.volunteers.host import Invitee, invite
 from composer_prime.volunteers.invitation import Invitation, read_invitation
-from composer_prime.volunteers.machine import Gpu, Machine, Torch
 from tests.config.recipes import recipe
 from tests.sync.harness import HandSite
 

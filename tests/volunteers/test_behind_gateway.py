@@ -15,11 +15,10 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution, contribution_of
-from composer_prime.volunteers.doctor import examine_for_invitation
+from composer_prime.volunteers.doctor import Torch, examine_for_invitation
 from composer_prime.volunteers.folder import VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
-from composer_prime.volunteers.machine import Torch
 from tests.gateway.guarded import Guarded, claim_of, guarding
 from tests.volunteers.owned_run import OWNER, OwnedRun, come, consenting, machine
 
@@ -87,7 +86,7 @@ def test_a_volunteer_whose_clock_is_late_is_refused_by_the_gateway_s(
     invitation = read_invitation(encode(run.invite(uri=f"gateway+{gateway.root}/run", guest=True, expires_at=1000)))
     with pytest.raises(InvitationRefused, match="expired at 1970-01-01 00:16 UTC: ask"):
         join(invitation, consenting(run), lambda line: None, lambda *args: 1)
-    monkeypatch.setattr("composer_prime.volunteers.join.check_date", lambda *args: None)
+    monkeypatch.setattr("composer_prime.volunteers.entrance.check_date", lambda *args: None)
 
     def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
         with closing(open_store(run_uri(recipe) or "")) as store:
@@ -110,7 +109,7 @@ def test_who_was_revoked_is_told_so_by_the_gateway_in_one_line(run: OwnedRun, ga
 def test_a_volunteer_asks_for_their_contribution_with_the_invitation_alone(run: OwnedRun, gateway: Guarded) -> None:
     invitation = invited(run, gateway)
     come(run, "alice")
-    found = contribution_of(invitation, allow_local=True)
+    found = contribution_of(invitation, consenting(run))
     assert found == contribution(run.store, "alice") and found.starts == 1
     assert {line["status"] for line in gateway.lines()} <= {200, 404}
     assert "COMPOSER_PRIME_KEY" not in os.environ

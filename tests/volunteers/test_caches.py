@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.config.paths import models_cache
-from composer_prime.volunteers.caches import HUB_PLACES, cache_variables, elsewhere, kept_below
-from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.folder import HUB_PLACES, VolunteerFolder, cache_variables, elsewhere, kept_below
 
 PLACES = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_TOKEN_PATH, sep='\\n')"
 

@@ -183,7 +183,7 @@ def test_pause_and_resume_need_no_process(cli, run: OwnedRun) -> None:
     assert paused.out == "site alice is paused; no process of it runs here\n"
     assert VolunteerFolder(place, "alice").is_paused
     with VolunteerFolder(place, "alice").held():
-        assert cli("join", line, "--folder", place, "--resume").out == "site alice is not paused any more\n"
+        assert cli("join", line, "--folder", place, "--resume").out == "site alice is not paused\n"
     assert not VolunteerFolder(place, "alice").is_paused
 
 
@@ -202,18 +202,8 @@ def test_a_pause_of_a_site_that_runs_says_that_it_takes_a_moment(cli, run: Owned
     place = run.folder / "alice"
     with VolunteerFolder(place, "alice").held():
         answer = cli("join", run.file(), "--folder", place, "--pause")
-    assert answer.out == "site alice is stepping out: in some seconds nothing of it runs\n"
+    assert answer.out == "site alice is paused: in some seconds nothing of it runs\n"
     assert VolunteerFolder(place, "alice").is_paused
-
-
-def test_where_nothing_was_paused_it_is_said_how_to_come_in_and_no_secret_is_told(cli, run: OwnedRun) -> None:
-    invite(cli, run)
-    place, line = run.folder / "alice", encode(read_invitation(str(run.file())))
-    ran_once(place)
-    answer = cli("join", run.file(), "--folder", place, "--resume")
-    assert answer.out == f"nothing was paused; composer-prime join {run.file()} comes in\n"
-    pasted = cli("join", line, "--folder", place, "--resume")
-    assert pasted.out == "nothing was paused; composer-prime join INVITATION comes in\n"
 
 
 def test_contribution_is_told(cli, tmp_path: Path) -> None:

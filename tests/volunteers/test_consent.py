@@ -12,10 +12,9 @@ from composer_prime.config import load_any
 from composer_prime.errors import InvitationRefused
 from composer_prime.losses.composer import composer_loss
 from composer_prime.volunteers import doctor
-from composer_prime.volunteers.doctor import examine_for_invitation
+from composer_prime.volunteers.doctor import Torch, examine_for_invitation
 from composer_prime.volunteers.invitation import Invitation, is_public_url, read_invitation
 from composer_prime.volunteers.join import join
-from composer_prime.volunteers.machine import Torch
 from composer_prime.volunteers.shared_recipe import EMBEDDED, EXTRA, MODEL, PACKAGE, TEMPLATE, read_shared, shared_toml
 from tests.architecture import REPOSITORY
 from tests.volunteers.hostile_cases import PRIVATE_URLS, PUBLIC_URLS

@@ -15,9 +15,8 @@ from composer_prime.launch.preflight import gpu_bytes_beforehand
 from composer_prime.plan.gpus import gpu_bytes
 from composer_prime.plan.link import Link
 from composer_prime.sync.terms import terms_of
-from composer_prime.volunteers import machine as machines
-from composer_prime.volunteers.doctor import Check, Diagnosis, Task, diagnose, lines, to_json
-from composer_prime.volunteers.machine import Gpu, Torch
+from composer_prime.volunteers import doctor
+from composer_prime.volunteers.doctor import Check, Diagnosis, Gpu, Task, Torch, diagnose, lines, to_json
 from tests.no_makers import hide_makers, said_of
 from tests.volunteers.owned_run import GIB, machine, run_recipe
 
@@ -205,11 +204,11 @@ def test_the_diagnosis_is_there_for_people_and_for_programs() -> None:
     assert any(line.startswith("fail  memory") and "-> close other programs" in line for line in printed)
     told = json.loads(to_json(found))
     assert told["able"] is False and {each["name"] for each in told["checks"]} == {each.name for each in found.checks}
-    assert told["needs"]["traffic"]["join_bytes"] == JOIN_BYTES
+    assert told["traffic"]["join_bytes"] == JOIN_BYTES
 
 
 def test_this_very_machine_is_seen() -> None:
-    found = machines.look()
+    found = doctor.look()
     assert found.torch is not None, found.torch_problem
     assert len(found.torch.test_vector) == 64 and found.free_memory_bytes > 0 and found.cores >= 1
     assert diagnose(found).is_able
@@ -218,5 +217,5 @@ def test_this_very_machine_is_seen() -> None:
 def test_a_broken_torch_is_a_line_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    torch, problem = machines.ask_torch()
+    torch, problem = doctor.ask_torch()
     assert torch is None and "libcudart.so.12" in problem

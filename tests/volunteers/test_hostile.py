@@ -12,9 +12,8 @@ from composer_prime.errors import InvitationRefused
 from composer_prime.sites.embedded.learner import import_loss
 from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution_of
-from composer_prime.volunteers.doctor import examine_for_invitation
+from composer_prime.volunteers.doctor import Torch, examine_for_invitation
 from composer_prime.volunteers.join import join
-from composer_prime.volunteers.machine import Torch
 from tests.volunteers.owned_run import OwnedRun, come, consenting, machine, with_recipe
 
 SOURCE = "orchestrator.train.source.0.env.taskset"
@@ -58,7 +57,7 @@ def test_a_loss_that_runs_a_command_runs_none_through_join(run: OwnedRun, tmp_pa
 def test_a_loss_that_runs_a_command_is_refused_by_doctor_and_contribution(run: OwnedRun, tmp_path: Path) -> None:
     invitation = with_recipe(run, run.invite(), shell_command(tmp_path / "marker"))
     come(run)
-    for look in (examine_for_invitation, lambda invitation, wishes: contribution_of(invitation, allow_local=True)):
+    for look in (examine_for_invitation, contribution_of):
         with pytest.raises(InvitationRefused, match=PIPEPAGER):
             look(invitation, consenting(run))
     assert not (tmp_path / "marker").exists()

@@ -26,14 +26,12 @@ from composer_prime.sync.records import Close
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import doctor, folder
 from composer_prime.volunteers import join as joining
-from composer_prime.volunteers.caches import HUB_PLACES
 from composer_prime.volunteers.consent import Wishes
-from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.doctor import Gpu, Torch
+from composer_prime.volunteers.folder import HUB_PLACES, VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, read_invitation
-from composer_prime.volunteers.join import folder_of, join
-from composer_prime.volunteers.machine import Gpu, Torch
+from composer_prime.volunteers.join import Reason, Warden, folder_of, join
 from composer_prime.volunteers.shared_recipe import read_shared
-from composer_prime.volunteers.warden import Reason, Warden
 from tests.volunteers.owned_run import GIB, OWNER, OwnedRun, consenting, machine
 
 WAIT_S = 600
@@ -296,7 +294,7 @@ def test_a_full_disk_ends_it_with_the_numbers(run: OwnedRun, monkeypatch: pytest
 
 
 def _able(run: OwnedRun):
-    return doctor.Diagnosis((), None, read_shared(run.invite("bob").recipe))
+    return doctor.Diagnosis((), read_shared(run.invite("bob").recipe))
 
 
 def test_a_failed_sites_code_is_passed_on(run: OwnedRun) -> None:
@@ -353,8 +351,6 @@ def test_the_warden_ends_nothing_that_it_does_not_watch(tmp_path: Path) -> None:
     place, ended = VolunteerFolder(tmp_path, "alice"), threading.Event()
     place.pause()
     with Warden(place, end=ended.set) as warden:
-        assert not ended.wait(1.5)
-        warden.watch()
         assert not ended.wait(1.5), "no site is there yet to hear it"
         with catch_interrupt():
             assert ended.wait(WAIT_S) and warden.reason is Reason.PAUSED

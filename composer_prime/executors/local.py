@@ -19,6 +19,7 @@ from typing import Any
 
 from composer_prime import redaction
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
+from composer_prime.executors import shim
 from composer_prime.executors.base import (
     Executor,
     Job,
@@ -31,7 +32,6 @@ from composer_prime.executors.base import (
     hides_secrets,
     refuse_placement,
 )
-from composer_prime.executors.local import shim
 
 STATE_VARIABLE = "COMPOSER_PRIME_STATE"
 SHIM_COMMAND = ("-I", "-S", "-c", "import json, sys; exec(json.loads(sys.stdin.readline()))")

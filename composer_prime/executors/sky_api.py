@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from composer_prime.errors import BadInput, ExecutorError
-from composer_prime.executors.repeating import Busy, first_line, patiently, refusal
+from composer_prime.executors.services import Busy, first_line, patiently, refusal
 
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT", "SKYPILOT_SERVICE_ACCOUNT_TOKEN"
 DEFAULT_ENDPOINT = "http://127.0.0.1:46580"

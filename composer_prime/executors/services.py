@@ -1,18 +1,123 @@
-"""One job for a name, on platforms that let several carry it: Hugging Face Jobs and SkyPilot.
+"""What platforms behind a service share: refused requests made again, a choice of its machines, one job for a name.
 
 If several jobs carry a name, the oldest is the job for everybody, and whoever sees the others ends them.
 """
 
+import difflib
+import logging
 import re
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from composer_prime.errors import BadInput, ExecutorError, JobUnknown
-from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, hides_secrets
-from composer_prime.executors.repeating import patiently, repeated
+from composer_prime.executors.base import (
+    Executor,
+    Job,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Resources,
+    gpu_kinds,
+    hides_secrets,
+)
+from composer_prime.plan.prices import Machine
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waited before a request is repeated."""
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Busy(ExecutorError):
+    """A request that may succeed when it is repeated."""
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Make a request, and repeat it while it raises Busy."""
+    return next(repeated(lambda: iter([call()])))
+
+
+def repeated(read: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """All items of `read`, which is called again after it raised Busy and then gives those that it hasn't given yet.
+
+    Raises ExecutorError when nothing new comes again and again.
+    """
+    failures = 0
+    while True:
+        try:
+            for item in read():
+                failures = 0
+                yield item
+            return
+        except Busy as busy:
+            if failures == len(PAUSES_S):
+                raise ExecutorError(str(busy)) from busy
+            log.info("repeating a request in_s=%.1f cause=%s", PAUSES_S[failures], busy)
+            time.sleep(PAUSES_S[failures])
+            failures += 1
+
+
+def refusal(where: str, status: int, remedies: Mapping[int, str]) -> BadInput | ExecutorError:
+    """The error that an HTTP status stands for: BadInput with its remedy, Busy, or another ExecutorError."""
+    if status in remedies:
+        return BadInput(f"{where}: {remedies[status]}")
+    return Busy(where) if status in (408, 429) or status >= 500 else ExecutorError(where)
+
+
+def first_line(text: str) -> str:
+    """The first line of a service's words that isn't empty, without colors and its full stop."""
+    plain = _ESCAPE.sub("", text)
+    return next((line.strip().rstrip(".") for line in plain.splitlines() if line.strip()), "without a word")[:500]
+
+
+def fitting(machines: Sequence[Machine], wanted: Resources, platform: str) -> list[Machine]:
+    """The machines that have what is wanted, those with the first kind of GPU first; a name stands for one machine.
+
+    platform   as people call it. Raises BadInput, with the nearest, for a GPU, a count or a size that it doesn't have
+    """
+    same = [each for each in machines if not each.gpu]
+    if kinds := gpu_kinds(wanted):
+        same = [each for kind in kinds for each in _with_gpus(machines, kind, wanted.gpu_count or 1, platform)]
+    sizes = (
+        (wanted.cpus or 0, "cpus", "CPUs"),
+        (wanted.memory_gib or 0, "memory_gb", "GiB of memory"),
+        (wanted.disk_gib or 0, "disk_gb", "GiB of disk"),
+    )
+    if found := [each for each in same if all(getattr(each, field) >= size for size, field, _ in sizes)]:
+        return found
+    asked = " and ".join(f"{size:g} {unit}" for size, _, unit in sizes if size)
+    raise BadInput(f"{asked}: {platform} has no such machine, of {'; '.join(map(str, same))}: ask for less")
+
+
+def cheapest(machines: Sequence[Machine], wanted: Resources, platform: str) -> Machine:
+    """Of those that fit. Raises as `fitting`."""
+    found = fitting(machines, wanted, platform)
+    return min(found, key=lambda each: (each.usd_per_hour is None, each.usd_per_hour, each.cpus))
+
+
+def _with_gpus(machines: Sequence[Machine], kind: str, count: int, platform: str) -> list[Machine]:
+    asked = kind.replace(" ", "-").lower()
+    same = [each for each in machines if each.gpu.lower() == asked]
+    named = [each for each in machines if each.name.lower() == asked]
+    if named and not same and count == 1:
+        return named  # one machine, whatever the number of its GPUs
+    if not (same := same or named):
+        names = {name.lower(): name for each in machines for name in (each.name, each.gpu) if name}
+        near = [names[each] for each in difflib.get_close_matches(asked, names, n=3, cutoff=0.5)]
+        shown = f"nearest are {', '.join(near)}" if near else f"it has {', '.join(sorted(names.values())) or 'none'}"
+        raise BadInput(f"{platform} has no GPU {kind!r}: {shown}")
+    if found := [each for each in same if each.num_gpus == count]:
+        return found
+    counts = ", ".join(f"{each:g}" for each in sorted({each.num_gpus for each in same}))
+    raise BadInput(f"{count} x {kind}: {platform} has machines with {counts} of them: ask for one")
+
 
 LOOK_S = 1.0
 """Between two looks at a job whose log has no more lines yet."""

@@ -1,8 +1,8 @@
 """Sites on Modal: each job is one call of a deployed function, found again by a record that was there before it.
 
-job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without end
-and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what they
-cost, stay the fleet's.
+modal_job_body.py is the program in the container. Preemption: Modal starts an interrupted call again by itself, without
+end and without telling; here the second container goes at once and the job is PREEMPTED, so that restarts, and what
+they cost, stay the fleet's.
 
 Not by Modal's sandboxes: they take one kind of GPU and no `nonpreemptible`, `Sandbox.create` waits for a machine and
 gives up after 21 minutes, and those with a GPU are found neither by name nor in the list once they have ended.
@@ -21,12 +21,22 @@ from modal.config import config
 
 from composer_prime.errors import JobUnknown
 from composer_prime.executors.base import Executor, Job, JobSpec, JobState, JobStatus, Price, hides_secrets, parse_name
-from composer_prime.executors.local.executor import split_lines
-from composer_prime.executors.modal import limits
-from composer_prime.executors.modal.client import FAILURES, Connection, token
-from composer_prime.executors.modal.deploy import TIMEOUT_MARGIN_S, deployed_function, dockerfile, machine, object_name
-from composer_prime.executors.modal.job_body import TIMEOUT_GRACE_S, first
-from composer_prime.executors.unique_jobs import end_job
+from composer_prime.executors.local import split_lines
+from composer_prime.executors.modal_deploy import (
+    FAILURES,
+    MAX_TIMEOUT_S,
+    TIMEOUT_MARGIN_S,
+    Connection,
+    check_spec,
+    deployed_function,
+    dockerfile,
+    machine,
+    object_name,
+    price,
+    token,
+)
+from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S, first
+from composer_prime.executors.services import end_job
 
 T = TypeVar("T")
 PLATFORM = "modal"
@@ -96,7 +106,7 @@ class ModalExecutor(Executor):
 
     @hides_secrets
     def check(self, spec: JobSpec) -> None:
-        limits.check_spec(spec)
+        check_spec(spec)
 
     def credentials(self) -> dict[str, str]:
         """Another machine's client works by them in the same workspace and environment."""
@@ -112,7 +122,7 @@ class ModalExecutor(Executor):
         return "\n".join(line for part in dockerfile(spec) for line in part)
 
     def price(self, spec: JobSpec) -> Price:
-        return replace(limits.price(spec.resources), overrun_s=OVERRUN_S)
+        return replace(price(spec.resources), overrun_s=OVERRUN_S)
 
     @hides_secrets
     def submit(self, spec: JobSpec) -> Job:
@@ -130,7 +140,7 @@ class ModalExecutor(Executor):
             "records": records.name,
             "command": list(spec.command),
             "env": spec.variables,
-            "timeout_s": min(spec.timeout_s, limits.MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
+            "timeout_s": min(spec.timeout_s, MAX_TIMEOUT_S - TIMEOUT_MARGIN_S),
         }
         call = self._connection.ask(f"start of {job.id}", lambda: function.spawn(argument))
         if records.first(job.id, "call", call.object_id) != call.object_id:
@@ -220,7 +230,7 @@ class ModalExecutor(Executor):
         if not (call_id := self._call_id(job)):
             return []
         fetch, until = self._call(call_id).logs.fetch, datetime.now(UTC) + AHEAD
-        # What the command says as errors is in it too (job_body.py), what Modal says of the container isn't.
+        # What the command says as errors is in it too (modal_job_body.py), what Modal says of the container isn't.
         return self._connection.ask(f"log of {job.id}", lambda: list(fetch(since=since, until=until, source="stdout")))
 
     def _ask_end(self, job: Job) -> None:

@@ -15,9 +15,9 @@ from typing import Any, cast
 import asyncssh
 
 from composer_prime.errors import BadInput
-from composer_prime.executors.local import shim
-from composer_prime.executors.local.executor import SHIM_COMMAND, HostExecutor, read_reply, shim_input
-from composer_prime.executors.repeating import Busy, patiently
+from composer_prime.executors import shim
+from composer_prime.executors.local import SHIM_COMMAND, HostExecutor, read_reply, shim_input
+from composer_prime.executors.services import Busy, patiently
 
 ROOT = "~/.composer-prime"
 """Folder there for jobs, their logs, and the environment whose programs jobs find first, `venv`."""

@@ -1,1 +1,0 @@
-"""Hugging Face Jobs: one job for each site and attempt."""

@@ -1,1 +1,0 @@
-"""Processes of this machine, kept by a shim."""

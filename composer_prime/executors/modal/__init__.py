@@ -1,1 +1,0 @@
-"""Modal: one call of a deployed function for each site and attempt."""
