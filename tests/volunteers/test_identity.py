@@ -19,7 +19,6 @@ from composer_prime.volunteers.invitation import Invitation, write_invitation
 from tests.servers import S3Server
 from tests.servers.forward_proxy import forward_proxy
 from tests.servers.in_thread import serving_handler
-from tests.servers.weed import free_ports
 from tests.volunteers.owned_run import CONSENT, OwnedRun, signed
 from tests.volunteers.test_commands import refused
 
