@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from composer_prime.errors import KeyMissing
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.metered import FIRST_PIECE_S, PIECE_BYTES, SMALL_BYTES, MeteredStore, TokenBucket, throttle
 
@@ -79,22 +78,6 @@ def test_what_was_not_used_is_kept_for_a_second_only(clock: Clock, inner: Memory
     store.put("a", LARGE)
     store.put("b", LARGE)
     assert clock.slept == pytest.approx(len(LARGE) / RATE - 1.0)
-
-
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-@pytest.mark.parametrize("start", [0, 1, PIECE_BYTES])
-def test_bytes_are_those_of_the_inner_store(clock: Clock, inner: MemoryStore, size: int, start: int) -> None:
-    store = MeteredStore(inner, bucket(clock), bucket(clock))
-    store.put("k", LARGE[:size])
-    assert store.get("k") == LARGE[:size]
-    for length in (0, 1, PIECE_BYTES, 2 * PIECE_BYTES + 7):
-        assert store.get_range("k", start, length) == LARGE[:size][start : start + length]
-    assert store.list("") == ["k"]
-    store.delete("k")
-    with pytest.raises(KeyMissing):
-        store.get("k")
-    with pytest.raises(KeyMissing):
-        store.get_range("k", 0, PIECE_BYTES + 1)
 
 
 def test_without_limits_the_store_is_itself(inner: MemoryStore) -> None:
