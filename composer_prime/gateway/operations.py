@@ -10,8 +10,7 @@ from typing import Any
 from composer_prime.errors import StoreError
 from composer_prime.gateway import policy
 from composer_prime.gateway.limits import Limits
-from composer_prime.gateway.policy import Operation
-from composer_prime.gateway.refusal import Refusal
+from composer_prime.gateway.policy import Operation, Refusal
 from composer_prime.gateway.rules import MemberRules
 from composer_prime.gateway.tickets import MAX_PUT_BYTES, Tickets
 from composer_prime.gateway.wire import INLINE_BYTES, SPAN_BYTES, Ticket

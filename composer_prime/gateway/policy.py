@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_prime.gateway.wire import INLINE_BYTES
+from composer_prime.gateway.wire import INLINE_BYTES, MISSING, NOT_ADMITTED, REVOKED
 from composer_prime.store import keys
 from composer_prime.store.base import is_key
 from composer_prime.sync.terms import Terms
@@ -29,6 +29,22 @@ WRITTEN: Mapping[str, tuple[frozenset[str], int]] = {
 """Kinds that a member writes: how, and at most how many bytes; a payload's size is its fragment's."""
 PAYLOADS_A_ROUND = 4
 """Payloads that one site may store for one round of one fragment. One is due; restarts may bring others."""
+
+
+STATUS = {
+    "malformed": 400, "unknown": 401, "replayed": 401, NOT_ADMITTED: 401, REVOKED: 401, "forbidden": 403, MISSING: 404,
+    "run": 404, "method": 405, "length": 411, "large": 413, "busy": 429, "bucket": 502,
+}  # fmt: skip
+
+
+class Refusal(Exception):
+    """Ends the handling of one request: an HTTP status, a word for programs, a line for people."""
+
+    def __init__(self, code: str, text: str, *, status: int = 0, retry_after_s: int = 0) -> None:
+        super().__init__(text)
+        self.status = status or STATUS[code]
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)

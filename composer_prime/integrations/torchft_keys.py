@@ -3,7 +3,8 @@
 import re
 
 from composer_prime.config.table import SITE_NAME
-from composer_prime.store.keys import ROUND_DIGITS, check_site_name, fixed_number, parsed, short_sha
+from composer_prime.errors import ProtocolError
+from composer_prime.store.keys import ROUND_DIGITS, check_site_name, fixed_number, short_sha
 
 _CONTRIBUTION = re.compile(rf"torchft/rounds/(\d{{8}})/contributions/({SITE_NAME})\.json")
 
@@ -30,7 +31,10 @@ def contribution(number: int, replica: str) -> str:
 
 def replica(key: str) -> str:
     """The replica that made the contribution record at `key`; ProtocolError when it is no such key."""
-    return parsed(_CONTRIBUTION, "a contribution", key)[2]
+    match = _CONTRIBUTION.fullmatch(key)
+    if match is None:
+        raise ProtocolError(f"key ({key!r}) does not name a contribution: pass a key that this module spelled")
+    return match[2]
 
 
 def payload_prefix(number: int, replica: str) -> str:

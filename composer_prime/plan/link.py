@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from composer_prime.errors import StoreError
 from composer_prime.plan.traffic import BITS_PER_MBIT
 from composer_prime.store import keys
-from composer_prime.store.base import Guarded, Store
+from composer_prime.store.base import Store
 
 FIRST_BYTES, GROWTH, MOST_BYTES = 2**16, 4, 2**22
 """Sizes tried: all together move a third more than the largest, each way."""
@@ -66,7 +66,7 @@ def measure(store: Store, site: str | None = None, *, clock: Callable[[], float]
 
     key = keys.probe(f"doctor-{os.urandom(8).hex()}", site)
     up, problem, read = None, "behind a gateway nothing is written to try it", ""
-    if not isinstance(store, Guarded):
+    if not store.is_guarded:
         try:
             up, problem, read = _mbit(send, delay_s, clock), "", key
         except StoreError as error:
@@ -76,7 +76,7 @@ def measure(store: Store, site: str | None = None, *, clock: Callable[[], float]
     try:
         return Link(up, _mbit(fetch, delay_s, clock) if read else None, delay_s, problem)
     finally:
-        if not isinstance(store, Guarded):
+        if not store.is_guarded:
             with suppress(StoreError):
                 store.delete(key)
 

@@ -11,44 +11,19 @@ A folder may vanish and come back, as mounted shares do. Nothing is written or r
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, remedy_of
-from composer_prime.private import share
+from composer_prime.private import make_folder, share, sync_folder
 from composer_prime.store import keys
-from composer_prime.store.base import Backend
+from composer_prime.store.base import Store
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
-def sync_folder(folder: str | Path) -> None:
-    """Return once the names in a folder are on the disk; at once where the system can't sync folders."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(folder: str | Path, made: Callable[[str], object] = lambda path: None) -> None:
-    """Make a folder, and those above it, whose names outlast a power cut; `made` is called for each."""
-    if os.path.isdir(folder):
-        return
-    above = os.path.dirname(os.path.abspath(folder))
-    make_folder(above, made)
-    with suppress(FileExistsError):
-        os.mkdir(folder)
-        made(str(folder))
-    sync_folder(above)
-
-
-class FileStore(Backend):
+class FileStore(Store):
     """Store over a folder; see `composer_prime.store.base.Store` for what the methods promise."""
 
     def __init__(self, root: Path | str, *, shared: bool = True) -> None:
@@ -69,58 +44,43 @@ class FileStore(Backend):
         """Device and inode of the folder, once it was there."""
 
     def _create(self, key: str, data: bytes) -> bool:
-        path = self._path(key)
-        with self._failures("create", key), self._temporary_file(path, data) as temporary:
+        with self._writing("create", key, data) as (temporary, path):
             try:
                 os.link(temporary, path)
+                return True
             except FileExistsError:
                 with suppress(FileNotFoundError, IsADirectoryError), open(path, "rb") as file:
-                    return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
+                    return file.read(len(data) + 1) == data
                 return False
-            except OSError as error:
-                if error.errno not in _NO_HARD_LINKS:
-                    raise
-                raise StoreError(
-                    f"create of {key} in {self.uri} failed: {error.strerror} (the file system can't make hard links): "
-                    "choose a folder on another file system, or an s3:// store"
-                ) from error
-            self._confirm(path)
-            return True
 
     def _put(self, key: str, data: bytes | memoryview) -> None:
-        path = self._path(key)
-        with self._failures("put", key), self._temporary_file(path, data) as temporary:
+        with self._writing("put", key, data) as (temporary, path):
             os.replace(temporary, path)
-            self._confirm(path)
 
     def _read(self, key: str, span: tuple[int, int] | None) -> bytes:
         start, length = span or (0, -1)
-        with self._failures("get", key), open(self._path(key), "rb") as file:
+        with self._failures("get", key), open(os.path.join(self._root, key), "rb") as file:
             file.seek(start)
             return file.read(length)
 
     def _list(self, prefix: str) -> list[str]:
+        def told(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise error
+
         found: list[str] = []
-        root, cut = self._path(prefix.rpartition("/")[0]), len(self._root) + 1
+        root, cut = os.path.join(self._root, prefix.rpartition("/")[0]), len(self._root) + 1
         with self._failures("list", prefix):
-            for folder, folders, files in os.walk(root, onerror=_raise_unless_absent):
+            for folder, folders, files in os.walk(root, onerror=told):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 found += [os.path.join(folder, name)[cut:] for name in files]
         return found
 
     def _delete(self, key: str) -> None:
-        path = self._path(key)
+        path = os.path.join(self._root, key)
         with self._failures("delete", key), suppress(FileNotFoundError, NotADirectoryError):
             if not os.path.isdir(path):  # a folder is no object
                 os.unlink(path)
-
-    def _path(self, key: str) -> str:
-        return os.path.join(self._root, key) if key else self._root
-
-    def _confirm(self, path: str) -> None:
-        """Return once the new name of a file is on the disk, in the folder that is ours."""
-        sync_folder(os.path.dirname(path))
-        self._check_root()
 
     def _check_root(self) -> None:
         """Raise StoreError where the folder was seen before, and isn't there or is another one."""
@@ -128,42 +88,39 @@ class FileStore(Backend):
         with suppress(FileNotFoundError, NotADirectoryError):
             status = os.stat(self._root)
             found = status.st_dev, status.st_ino
-        if seen not in (None, found) and not os.path.exists(self._path(keys.manifest())):
+        if seen not in (None, found) and not os.path.exists(os.path.join(self._root, keys.manifest())):
             raise StoreError(
                 f"{self._root} is not there any more, or is another folder than it was and holds no run: mount it, or "
                 "put it back; until then nothing is written or read"
             )
         self._seen = found or seen
 
-    def _make_folder(self, folder: str) -> None:
-        """Make a key's folder, and the root only where none was there yet."""
-        if self._seen is None:
-            make_folder(self._root, lambda path: self._share(path, 0o777))
-            self._check_root()
-        if folder != self._root and not os.path.isdir(folder):
-            self._make_folder(os.path.dirname(folder))
-            with suppress(FileExistsError):
-                os.mkdir(folder)
-                self._share(folder, 0o777)
-            sync_folder(os.path.dirname(folder))
-
     @contextmanager
-    def _temporary_file(self, path: str, data: bytes | memoryview) -> Iterator[str]:
-        """A new hidden file in `path`'s folder that holds `data`; gone afterwards, unless it was renamed."""
+    def _writing(self, act: str, key: str, data: bytes | memoryview) -> Iterator[tuple[str, str]]:
+        """A new hidden file that holds `data`, and the place beside it that it may take until the end of this block.
+
+        Afterwards the hidden name is gone, and the new one is on the disk, in the folder that is ours.
+        """
+        path = os.path.join(self._root, key)
         folder, name = os.path.split(path)
         temporary = os.path.join(folder, f".{name[:64]}.{os.getpid()}-{secrets.token_hex(8)}")
-        if not os.path.isdir(folder):
-            self._make_folder(folder)
-        try:
-            with open(temporary, "xb") as file:
-                self._share(file.fileno(), 0o666)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield temporary
-        finally:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(temporary)
+        with self._failures(act, key):
+            if self._seen is None:
+                make_folder(self._root, self._share)
+                self._check_root()
+            make_folder(folder, self._share, self._root)  # a root that has vanished isn't made anew
+            try:
+                with open(temporary, "xb") as file:
+                    self._share(file.fileno(), 0o666)
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield temporary, path
+                sync_folder(folder)
+                self._check_root()
+            finally:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(temporary)
 
     @contextmanager
     def _failures(self, act: str, key: str) -> Iterator[None]:
@@ -176,12 +133,8 @@ class FileStore(Backend):
             self._check_root()
             if act == "get" and error.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
                 raise KeyMissing(f"no object at {key} in {self.uri}") from error
-            remedy = remedy_of(error) or "check the disk and the folder"
-            raise StoreError(
-                f"{act} of {key or 'all keys'} in {self.uri} failed: {error.strerror or error}: {remedy}"
-            ) from error
-
-
-def _raise_unless_absent(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
+            cause, remedy = error.strerror or str(error), remedy_of(error) or "check the disk and the folder"
+            if act == "create" and error.filename2 is not None and error.errno in _NO_HARD_LINKS:
+                cause = f"{cause} (the file system can't make hard links)"
+                remedy = "choose a folder on another file system, or an s3:// store"
+            raise StoreError(f"{act} of {key or 'all keys'} in {self.uri} failed: {cause}: {remedy}") from error

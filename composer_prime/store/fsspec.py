@@ -8,64 +8,56 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_prime.errors import StoreUnusable
-from composer_prime.store import keys
-from composer_prime.store.remote import Answer, BucketStore, Client, Vanished, check_prefix_in_uri
+from composer_prime.store.base import check_key
+from composer_prime.store.remote import Answer, RemoteStore
 
 ATOMIC = ("s3fs.core.S3FileSystem",)
 
 
-class FsspecStore(BucketStore):
+class FsspecStore(RemoteStore):
     """Store over a filesystem; see `composer_prime.store.base.Store` for what the methods promise."""
 
-    _failures = (OSError, ValueError, Vanished)
+    _failures = (OSError, ValueError)
     _credentials_remedy = "give the filesystem credentials that may list, read, write and delete there"
 
     def __init__(self, filesystem: Any, bucket: str, prefix: str = "") -> None:
-        """No I/O. Another class than those in ATOMIC is StoreUnusable at first contact.
+        """No I/O. StoreUnusable for a class that isn't one of ATOMIC, StoreError for a prefix that is no key.
 
         filesystem   such as `S3FileSystem(use_listings_cache=False, skip_instance_cache=True)`
         """
-        protocol = filesystem.protocol
+        kind, protocol = type(filesystem), filesystem.protocol
         scheme = protocol if isinstance(protocol, str) else protocol[0]
-        check_prefix_in_uri(prefix, f"{scheme}://bucket/prefix")
-        super().__init__(f"{scheme}://{bucket}/{prefix}".rstrip("/"))
-        self._filesystem = filesystem
-        self._root = PurePosixPath(bucket, prefix)
-        self._endpoint = type(filesystem).__name__
-
-    def _connect(self) -> Client:
-        kind = type(self._filesystem)
+        super().__init__(f"{scheme}://{bucket}/{prefix and check_key(prefix)}".rstrip("/"))
         if f"{kind.__module__}.{kind.__qualname__}" not in ATOMIC:
             raise StoreUnusable(
                 f"store {self.uri} can't be used: {kind.__qualname__} is not known to create a file atomically (known: "
                 f"{', '.join(ATOMIC)}): open the bucket by its URI, or use a folder"
             )
-        return self._filesystem
+        self._filesystem = filesystem
+        self._root = PurePosixPath(bucket, prefix)
+        self._endpoint = kind.__name__
 
-    def _do(self, client: Client, left_s: float | None, name: str, *args: Any, **more: Any) -> Any:
+    def _do(self, left_s: float | None, name: str, *args: Any, **more: Any) -> Any:
         from fsspec.asyn import sync
 
-        return sync(client.loop, getattr(client, name), *args, timeout=left_s, **more)
+        return sync(self._filesystem.loop, getattr(self._filesystem, name), *args, timeout=left_s, **more)
 
-    def _fetch(self, client: Client, key: str, left_s: float, span: tuple[int, int] | None) -> bytes:
+    def _fetch(self, key: str, left_s: float, span: tuple[int, int] | None) -> bytes:
         start, end = (None, None) if span is None else (span[0], span[1] + 1)
-        return self._do(client, left_s, "_cat_file", str(self._root / key), start=start, end=end)
+        return self._do(left_s, "_cat_file", str(self._root / key), start=start, end=end)
 
-    def _store(self, client: Client, key: str, data: bytes | memoryview, left_s: float, *, if_absent: bool) -> None:
+    def _store(self, key: str, data: bytes | memoryview, left_s: float, *, if_absent: bool) -> None:
         mode = "create" if if_absent else "overwrite"
-        self._do(client, left_s, "_pipe_file", str(self._root / key), bytes(data), mode=mode)
+        self._do(left_s, "_pipe_file", str(self._root / key), bytes(data), mode=mode)
 
-    def _names(self, client: Client, prefix: str, left_s: float) -> list[str]:
+    def _names(self, prefix: str, left_s: float) -> list[str]:
         folder, _, start = prefix.rpartition("/")
-        client.invalidate_cache()
-        found = self._do(client, left_s, "_find", str(self._root / folder), prefix=start)
+        self._filesystem.invalidate_cache()
+        found = self._do(left_s, "_find", str(self._root / folder), prefix=start)
         return [str(PurePosixPath(name).relative_to(self._root)) for name in found]
 
-    def _look(self, client: Client, left_s: float) -> object:
-        return self._names(client, keys.probe(""), left_s)
-
-    def _remove(self, client: Client, key: str, left_s: float) -> None:
-        self._do(client, left_s, "_rm_file", str(self._root / key))
+    def _remove(self, key: str, left_s: float) -> None:
+        self._do(left_s, "_rm_file", str(self._root / key))
 
     def _answer(self, error: BaseException) -> Answer:
         at: BaseException | None = error

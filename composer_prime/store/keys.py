@@ -5,6 +5,7 @@ and every function here is pure; docs/protocol.md says what each object holds.
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,24 +20,106 @@ ORDER_DIGITS = 4
 PART_DIGITS = 4
 SHA_DIGITS = 16
 
-_SITE = re.compile(SITE_NAME)
 _SHA = re.compile(rf"[0-9a-f]{{{SHA_DIGITS},64}}")
-_OFFER = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/offers/({SITE_NAME})\.json")
-_MASTER = re.compile(rf"masters/(\d{{4}})/(\d{{8}})-([0-9a-f]{{{SHA_DIGITS}}})")
-_MERGED = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/merged/(\d{{4}})(?:\.json|-[0-9a-f]{{{SHA_DIGITS}}})")
-_PAYLOAD = re.compile(rf"rounds/(\d{{4}})/(\d{{8}})/payload/({SITE_NAME})-([0-9a-f]{{{SHA_DIGITS}}})")
-_CLAIM = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/claim\.json")
-_BEAT = re.compile(rf"sites/({SITE_NAME})/(\d{{6}})/beat")
+_F, _SHA16 = rf"(?P<fragment>\d{{{FRAGMENT_DIGITS}}})", rf"(?P<sha>[0-9a-f]{{{SHA_DIGITS}}})"
+_NAME, _ROUND = rf"(?P<site>{SITE_NAME})", rf"rounds/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})"
+_INCARNATION = rf"sites/{_NAME}/(?P<number>\d{{{INCARNATION_DIGITS}}})"
+_KINDS = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        "manifest": r"manifest\.json",
+        "founding": r"founding\.json",
+        "close": r"close\.json",
+        "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
+        "probe": rf"probe/(?:{SITE_NAME}/)?[^/]+",
+        "offer": rf"{_ROUND}/offers/{_NAME}\.json",
+        "payload": rf"{_ROUND}/payload/{_NAME}-{_SHA16}",
+        "commit": rf"{_ROUND}/commit\.json",
+        "part": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}\.json",
+        "merged payload": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}-{_SHA16}",
+        "master": rf"masters/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
+        "claim": rf"{_INCARNATION}/claim\.json",
+        "beat": rf"{_INCARNATION}/beat",
+        "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})-{_SHA16}\.jsonl",
+    }.items()
+}
 
-
+# A site spells and reads the same few keys with every look at the bucket, many times a second.
 _remembered = lru_cache(maxsize=4096)
-"""A site spells and reads the same few keys with every look at the bucket, many times a second."""
+
+
+class Place(NamedTuple):
+    """What stands at a key: its kind, and the names and numbers in it where the kind has them."""
+
+    kind: str
+    site: str = ""
+    fragment: int = 0
+    number: int = 0
+    """Version, incarnation, or the number of a tape's piece or of an admission."""
+    sha: str = ""
+
+
+@_remembered
+def place(key: str) -> Place | None:
+    """What stands at `key`, for whoever must judge keys that others name; None for a key that no run of sites has."""
+    for kind, pattern in _KINDS.items():
+        if match := pattern.fullmatch(key):
+            found = match.groupdict()
+            numbers = {name: int(found.get(name) or 0) for name in ("fragment", "number")}
+            return Place(kind, found.get("site") or "", **numbers, sha=found.get("sha") or "")
+    return None
+
+
+def _parsed(kind: str, key: str) -> Place:
+    found = place(key)
+    if found is None or found.kind != kind:
+        a = "an" if kind == "offer" else "a"
+        raise ProtocolError(f"key ({key!r}) does not name {a} {kind}: pass a key that this module spelled")
+    return found
+
+
+def _told(kind: str) -> Callable[[str], bool]:
+    return lambda key: (found := place(key)) is not None and found.kind == kind
+
+
+is_offer, is_payload, is_master, is_claim, is_beat = map(_told, ("offer", "payload", "master", "claim", "beat"))
+"""Each: whether a key is that of such an object."""
+
+
+def offer_site(key: str) -> str:
+    """The site that made the offer record at `key`; ProtocolError when it is no such key."""
+    return _parsed("offer", key).site
+
+
+def parse_payload(key: str) -> tuple[int, int, str]:
+    """(fragment, version it was captured on, site) of a payload's key; ProtocolError for any other key."""
+    _, site, fragment, version, _ = _parsed("payload", key)
+    return fragment, version, site
+
+
+def parse_master(key: str) -> tuple[int, int, str]:
+    """(fragment, version, first 16 hex digits of the sha256) of a snapshot's key; ProtocolError for any other key."""
+    return _parsed("master", key)[2:]
+
+
+def parse_claim(key: str) -> tuple[str, int]:
+    """(site, incarnation) of a claim's key; ProtocolError for any other key."""
+    _, site, _, incarnation, _ = _parsed("claim", key)
+    return site, incarnation
+
+
+def parse_collectable(key: str) -> tuple[int, int] | None:
+    """(fragment, version) of an offer, a payload or a merged part, which may be deleted one day; None for others."""
+    found = place(key)
+    if found is None or found.kind not in ("offer", "payload", "part", "merged payload"):
+        return None
+    return found.fragment, found.number
 
 
 @_remembered
 def check_site_name(site: str) -> str:
     """Return `site` when it is a legal site name; ConfigError says what a name may hold."""
-    if not _SITE.fullmatch(site):
+    if not re.fullmatch(SITE_NAME, site):
         raise ConfigError(
             f"site.name ({site!r}) must be 1 to 32 lower-case letters, digits or hyphens and not start with a hyphen: "
             "pick a name such as 'a' or 'site-1'"
@@ -56,17 +139,6 @@ def short_sha(sha: str) -> str:
     if not _SHA.fullmatch(sha):
         raise ProtocolError(f"sha256 ({sha!r}) must be {SHA_DIGITS} to 64 lower-case hex digits")
     return sha[:SHA_DIGITS]
-
-
-def parsed(pattern: re.Pattern[str], what: str, key: str) -> re.Match[str]:
-    """The match of a whole key. Raises ProtocolError when it doesn't name that."""
-    match = pattern.fullmatch(key)
-    if match is None:
-        raise ProtocolError(f"key ({key!r}) does not name {what}: pass a key that this module spelled")
-    return match
-
-
-# --- the run ---------------------------------------------------------------------------------------------------------
 
 
 def manifest() -> str:
@@ -99,7 +171,9 @@ def probe(nonce: str, site: str | None = None) -> str:
     return f"probe/{nonce}" if site is None else f"probe/{check_site_name(site)}/{nonce}"
 
 
-# --- rounds ----------------------------------------------------------------------------------------------------------
+def rounds_prefix(fragment: int) -> str:
+    """Prefix of all rounds of one fragment; they sort by version."""
+    return f"rounds/{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/"
 
 
 @_remembered
@@ -119,38 +193,14 @@ def offer(fragment: int, version: int, site: str) -> str:
     return f"{offers_prefix(fragment, version)}{check_site_name(site)}.json"
 
 
-@_remembered
-def is_offer(key: str) -> bool:
-    """True when `key` is an offer record's."""
-    return _OFFER.fullmatch(key) is not None
-
-
-@_remembered
-def offer_site(key: str) -> str:
-    """The site that made the offer record at `key`; ProtocolError when it is no such key."""
-    return parsed(_OFFER, "an offer", key)[3]
-
-
-def payload(fragment: int, version: int, site: str, sha: str) -> str:
-    """The coded pseudo-gradient an offer names, addressed by the sha256 (hex) of its bytes."""
-    return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-{short_sha(sha)}"
-
-
 def payloads_prefix(fragment: int, version: int, site: str) -> str:
     """Prefix of one site's payloads of one round, and of those of sites whose names go on behind a hyphen."""
     return f"{round_prefix(fragment, version)}payload/{check_site_name(site)}-"
 
 
-@_remembered
-def parse_payload(key: str) -> tuple[int, int, str]:
-    """(fragment, version it was captured on, site) of a payload's key; ProtocolError for any other key."""
-    match = parsed(_PAYLOAD, "a payload", key)
-    return int(match[1]), int(match[2]), match[3]
-
-
-def is_payload(key: str) -> bool:
-    """True when `key` is a payload's."""
-    return _PAYLOAD.fullmatch(key) is not None
+def payload(fragment: int, version: int, site: str, sha: str) -> str:
+    """The coded pseudo-gradient an offer names, addressed by the sha256 (hex) of its bytes."""
+    return f"{payloads_prefix(fragment, version, site)}{short_sha(sha)}"
 
 
 @_remembered
@@ -166,23 +216,7 @@ def merged(fragment: int, version: int, part: int) -> str:
 
 def merged_payload(fragment: int, version: int, part: int, sha: str) -> str:
     """The coded mean of one part of a sliced round, addressed by the sha256 (hex) of its bytes."""
-    return f"{round_prefix(fragment, version)}merged/{fixed_number('part', part, PART_DIGITS)}-{short_sha(sha)}"
-
-
-def rounds_prefix(fragment: int) -> str:
-    """Prefix of all rounds of one fragment; they sort by version."""
-    return f"rounds/{fixed_number('fragment', fragment, FRAGMENT_DIGITS)}/"
-
-
-def parse_collectable(key: str) -> tuple[int, int] | None:
-    """(fragment, version) of an offer, a payload or a merged part, which may be deleted one day; None for others."""
-    for pattern in (_OFFER, _PAYLOAD, _MERGED):
-        if match := pattern.fullmatch(key):
-            return int(match[1]), int(match[2])
-    return None
-
-
-# --- masters ---------------------------------------------------------------------------------------------------------
+    return f"{merged(fragment, version, part).removesuffix('.json')}-{short_sha(sha)}"
 
 
 def masters_prefix(fragment: int) -> str:
@@ -195,26 +229,11 @@ def master(fragment: int, version: int, sha: str) -> str:
     return f"{masters_prefix(fragment)}{fixed_number('version', version, ROUND_DIGITS)}-{short_sha(sha)}"
 
 
-def is_master(key: str) -> bool:
-    """True when `key` is a snapshot's."""
-    return _MASTER.fullmatch(key) is not None
-
-
-def parse_master(key: str) -> tuple[int, int, str]:
-    """(fragment, version, first 16 hex digits of the sha256) of a snapshot's key; ProtocolError for any other key."""
-    match = parsed(_MASTER, "a master", key)
-    return int(match[1]), int(match[2]), match[3]
-
-
-# --- sites -----------------------------------------------------------------------------------------------------------
-
-
 def sites_prefix() -> str:
     """Prefix of all claims and beats of all sites."""
     return "sites/"
 
 
-@_remembered
 def site_prefix(site: str) -> str:
     """Prefix of one site's claims and beats; they sort by incarnation."""
     return f"{sites_prefix()}{check_site_name(site)}/"
@@ -232,27 +251,6 @@ def beat(site: str, incarnation: int) -> str:
     return f"{site_prefix(site)}{fixed_number('incarnation', incarnation, INCARNATION_DIGITS)}/beat"
 
 
-@_remembered
-def is_claim(key: str) -> bool:
-    """True when `key` is a claim's."""
-    return _CLAIM.fullmatch(key) is not None
-
-
-def is_beat(key: str) -> bool:
-    """True when `key` is a beat's."""
-    return _BEAT.fullmatch(key) is not None
-
-
-@_remembered
-def parse_claim(key: str) -> tuple[str, int]:
-    """(site, incarnation) of a claim's key; ProtocolError for any other key."""
-    match = parsed(_CLAIM, "a claim", key)
-    return match[1], int(match[2])
-
-
-# --- tape ------------------------------------------------------------------------------------------------------------
-
-
 def tape_prefix(site: str) -> str:
     """Prefix of one site's tape; its objects sort by number."""
     return f"tape/{check_site_name(site)}/"
@@ -261,52 +259,3 @@ def tape_prefix(site: str) -> str:
 def tape(site: str, number: int, sha: str) -> str:
     """The `number`-th piece of a site's tape of metrics and events (JSON lines), addressed by its sha256 (hex)."""
     return f"{tape_prefix(site)}{fixed_number('tape number', number, TAPE_DIGITS)}-{short_sha(sha)}.jsonl"
-
-
-# --- any key ---------------------------------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """What stands at a key: its kind, and the names and numbers in it where the kind has them."""
-
-    kind: str
-    site: str = ""
-    fragment: int = 0
-    number: int = 0
-    """Version, incarnation, or the number of a tape's piece or of an admission."""
-    sha: str = ""
-
-
-_F, _SHA16 = rf"(?P<fragment>\d{{{FRAGMENT_DIGITS}}})", rf"(?P<sha>[0-9a-f]{{{SHA_DIGITS}}})"
-_NAME, _ROUND = rf"(?P<site>{SITE_NAME})", rf"rounds/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})"
-_INCARNATION = rf"sites/{_NAME}/(?P<number>\d{{{INCARNATION_DIGITS}}})"
-_PLACES = {
-    kind: re.compile(pattern)
-    for kind, pattern in {
-        "manifest": r"manifest\.json",
-        "founding": r"founding\.json",
-        "close": r"close\.json",
-        "admission": rf"admissions/(?P<number>\d{{{ORDER_DIGITS}}})\.json",
-        "probe": rf"probe/(?:{SITE_NAME}/)?[^/]+",
-        "offer": rf"{_ROUND}/offers/{_NAME}\.json",
-        "payload": rf"{_ROUND}/payload/{_NAME}-{_SHA16}",
-        "commit": rf"{_ROUND}/commit\.json",
-        "part": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}\.json",
-        "merged payload": rf"{_ROUND}/merged/\d{{{PART_DIGITS}}}-{_SHA16}",
-        "master": rf"masters/{_F}/(?P<number>\d{{{ROUND_DIGITS}}})-{_SHA16}",
-        "claim": rf"{_INCARNATION}/claim\.json",
-        "beat": rf"{_INCARNATION}/beat",
-        "tape": rf"tape/{_NAME}/(?P<number>\d{{{TAPE_DIGITS}}})-{_SHA16}\.jsonl",
-    }.items()
-}
-
-
-@_remembered
-def place(key: str) -> Place | None:
-    """What stands at `key`, for whoever must judge keys that others name; None for a key that no run of sites has."""
-    for kind, pattern in _PLACES.items():
-        if match := pattern.fullmatch(key):
-            found = match.groupdict()
-            numbers = {name: int(found.get(name) or 0) for name in ("fragment", "number")}
-            return Place(kind, found.get("site") or "", **numbers, sha=found.get("sha") or "")
-    return None

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import keys
-from composer_prime.store.base import Guarded, Store
+from composer_prime.store.base import Store
 
 RACES_AT_ONCE = 8
 """How many races run beside each other: SeaweedFS lets the losers of a key wait for a second or more (20 races of 16
@@ -31,7 +31,7 @@ def probe_store(store: Store, *, site: str | None = None) -> None:
 
     A store behind a gateway is asked whether it lets us in: its bucket was tried by those who may write to it.
     """
-    if isinstance(store, Guarded):
+    if store.is_guarded:
         store.introduce()
         return
     key = keys.probe(f"{os.getpid()}-{secrets.token_hex(8)}", site)
@@ -63,12 +63,29 @@ def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
     StoreUnusable, naming the store, how many races had how many winners, and the remedy, unless every race had exactly
     one whose bytes stand; also when the store fails.
     """
-    nonce = f"{os.getpid()}-{secrets.token_hex(8)}"
-    raced = [keys.probe(f"{nonce}-{number}") for number in range(races)]
-    # A race's own pool always has room for all its writers, which wait for each other.
+
+    def race(number: int) -> tuple[int, bool]:
+        """How many writers won the key, and whether a winner's bytes stand."""
+        key, start = keys.probe(f"{os.getpid()}-{secrets.token_hex(8)}-{number}"), threading.Barrier(writers)
+
+        def write(data: bytes) -> bool:
+            start.wait(timeout=START_S)
+            return store.create(key, data)
+
+        offered = [f"writer-{writer}-{secrets.token_hex(8)}".encode() for writer in range(writers)]
+        # A race's own pool always has room for all its writers, which wait for each other.
+        with ThreadPoolExecutor(writers, thread_name_prefix="racer") as pool:
+            won = list(pool.map(write, offered))
+        try:
+            held = store.get(key)
+        except KeyMissing:
+            held = None
+        store.delete(key)
+        return sum(won), held in [data for data, has_won in zip(offered, won, strict=True) if has_won]
+
     try:
         with ThreadPoolExecutor(min(RACES_AT_ONCE, races), thread_name_prefix="race") as pool:
-            ended = list(pool.map(lambda key: _race(store, key, writers), raced))
+            ended = list(pool.map(race, range(races)))
     except StoreError as error:
         raise StoreUnusable(f"store {store.uri} can't be used: {error}") from error
     if set(ended) != {(1, True)}:
@@ -80,23 +97,3 @@ def race_store(store: Store, *, writers: int = 16, races: int = 20) -> None:
             f"store {store.uri} does not keep create-if-absent (of {races} races of {writers} writers, {text}; each "
             f"must have 1 winner, whose bytes stand): {_REMEDY}"
         )
-
-
-def _race(store: Store, key: str, writers: int) -> tuple[int, bool]:
-    """How many of `writers` threads won the key, and whether a winner's bytes stand; the key is removed."""
-    start = threading.Barrier(writers)
-    offered = [f"writer-{number}-{secrets.token_hex(8)}".encode() for number in range(writers)]
-
-    def write(data: bytes) -> bool:
-        start.wait(timeout=START_S)
-        return store.create(key, data)
-
-    with ThreadPoolExecutor(writers, thread_name_prefix="racer") as pool:
-        writing = [pool.submit(write, data) for data in offered]
-    won = [data for data, written in zip(offered, writing, strict=True) if written.result()]
-    try:
-        held = store.get(key)
-    except KeyMissing:
-        held = None
-    store.delete(key)
-    return len(won), held in won

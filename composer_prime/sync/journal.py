@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from composer_prime.errors import StoreError
-from composer_prime.store.file import make_folder, sync_folder
+from composer_prime.private import make_folder, sync_folder
 
 logger = logging.getLogger(__name__)
 

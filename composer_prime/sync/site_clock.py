@@ -17,13 +17,13 @@ from composer_prime.outer.fragments import trainable
 from composer_prime.outer.merge import Change, carry, carrying, settling
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
-from composer_prime.store.metered import MeteredStore, throttle
 from composer_prime.sync.driver import Driver
 from composer_prime.sync.entering import BEATS_PER_LIVENESS, Entered, SiteIdentity, enter
 from composer_prime.sync.errands import Capture, Settled
 from composer_prime.sync.founding import first_keys
 from composer_prime.sync.journal import FileJournal, Journal
 from composer_prime.sync.learning import Held, Learner, Present
+from composer_prime.sync.metered import MeteredStore, throttle
 from composer_prime.sync.parameters import LocalParameters, Parameters
 from composer_prime.sync.protocol import due_fragment, is_due, is_stale, training_is_over
 from composer_prime.sync.report import OuterReport

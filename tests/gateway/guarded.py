@@ -15,8 +15,7 @@ from composer_prime.errors import StoreError
 from composer_prime.gateway import policy, wire
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.limits import Rate, Rates
-from composer_prime.gateway.served import Served, serve_run
-from composer_prime.gateway.serving import bound, gateway_app, server_of
+from composer_prime.gateway.serving import Served, bound, gateway_app, serve_run, server_of
 from composer_prime.gateway.store import GatewayStore
 from composer_prime.outer.payloads import Coded, code
 from composer_prime.store import keys

@@ -8,7 +8,7 @@ import pytest
 
 from composer_prime.errors import StoreUnusable
 from composer_prime.gateway import invitation_keys
-from composer_prime.gateway.invitations import Invitations
+from composer_prime.gateway.rules import Invitations
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner

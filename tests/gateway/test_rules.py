@@ -6,7 +6,7 @@ import pytest
 
 from composer_prime.gateway.policy import PAYLOADS_A_ROUND
 from composer_prime.gateway.rules import MemberRules
-from composer_prime.gateway.served import serve_run
+from composer_prime.gateway.serving import serve_run
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from tests.gateway.guarded import MAX_OBJECT_BYTES, coded, make_run

@@ -13,9 +13,8 @@ import httpx
 import pytest
 
 from composer_prime.errors import BadInput
-from composer_prime.gateway import served
-from composer_prime.gateway.served import serve_run
-from composer_prime.gateway.serving import bound, check_address
+from composer_prime.gateway import serving
+from composer_prime.gateway.serving import bound, check_address, serve_run
 from composer_prime.gateway.store import open_gateway
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.base import Store
@@ -59,7 +58,7 @@ def test_a_run_whose_sites_can_t_be_told_apart_or_whose_payloads_don_t_fit_is_no
     refused(without_owner, r"has no owner who could admit guests, .* create a run with outer\.owner")
     make_run(store)
     refused(store, r"payloads of run run have up to \d+ bytes, this gateway takes 16 .*more outer.frag", 16)
-    monkeypatch.setattr(served, "MAX_CREATE_BYTES", 16)
+    monkeypatch.setattr(serving, "MAX_CREATE_BYTES", 16)
     refused(store, r"have up to \d+ bytes, and memory://.* takes 16: use an S3 bucket")
 
 

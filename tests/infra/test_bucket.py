@@ -41,7 +41,7 @@ OWNERS = [
 """Create-once records of who owns the run and launches its sites."""
 
 
-class Recorded:
+class Recorded(Store):
     """A store that notes what is asked of it, as S3 would be asked."""
 
     def __init__(self, inner: Store) -> None:

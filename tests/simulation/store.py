@@ -15,6 +15,7 @@ from greenlet import GreenletExit
 
 from composer_prime.errors import KeyMissing, StoreError
 from composer_prime.outer.master_header import HEADER_BYTES
+from composer_prime.store.base import Store
 from tests.simulation.runtime import Process
 
 OVERWRITTEN = "/beat"
@@ -124,8 +125,8 @@ class Link:
         self.hits[what] = self.hits.get(what, 0) + 1
 
 
-class SimStore:
-    """`composer_prime.store.base.Store` of one process."""
+class SimStore(Store):
+    """The store of one process."""
 
     uri = "sim://bucket"
 
@@ -258,8 +259,8 @@ class SimStore:
         raise StoreError(f"{op} of {key} in {self.uri} failed: {how}")
 
 
-class Desk:
-    """`composer_prime.store.base.Store` of the owner, whose commands take no time and never fail."""
+class Desk(Store):
+    """The store of the owner, whose commands take no time and never fail."""
 
     uri = SimStore.uri
 

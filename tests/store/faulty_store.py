@@ -96,7 +96,7 @@ class _Draw:
     stale_read: bool
 
 
-class FaultyStore:
+class FaultyStore(Store):
     """A `Store` that passes every call to `inner`, except as `plan` has it.
 
     Every operation draws the same number of values from one generator, so that the same calls in the same order meet

@@ -15,7 +15,7 @@ from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnus
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.gateway.wire import Ticket
-from composer_prime.store import keys, open_store, probe_store, remote, retry
+from composer_prime.store import keys, open_store, probe_store, remote
 from composer_prime.sync.signatures import SigningKey
 from tests.contracts import test_store_contract as contract
 from tests.contracts.test_store_contract import ILLEGAL_KEYS
@@ -26,7 +26,7 @@ from tests.servers.weed import free_ports
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "RETRY_S", 1.0)
+    monkeypatch.setattr(remote, "RETRY_S", 1.0)
     monkeypatch.setattr(remote, "FIRST_CONTACT_S", 0.5)
 
 
@@ -71,8 +71,10 @@ def test_the_key_comes_from_the_environment_where_none_is_given(
     with pytest.raises(ConfigError, match=f"set site.key_file, or {KEY_VARIABLE}"):
         open_store("gateway+https://host/run")
     monkeypatch.setenv(KEY_VARIABLE, str(key_file))
-    store = open_store("gateway+https://host/run")
-    assert isinstance(store, GatewayStore) and store._key.public == KEYS["alice"].public
+    run = open_store("memory://gateway-store-environment")
+    make_run(run)
+    with guarding(run) as gateway, closing(open_store(f"gateway+{gateway.root}/run")) as store:
+        assert store.get(keys.manifest()) == run.get(keys.manifest())
 
 
 @pytest.mark.parametrize("text", ["", "no key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
@@ -225,7 +227,7 @@ def test_a_put_that_meets_other_bytes_where_things_are_written_once_says_so(
     scripted: tuple[GatewayStore, type[Scripted]],
 ) -> None:
     store, handler = scripted
-    handler.script += [(200, {}, {"stands": False})]
+    handler.script += [(200, {}, {"stands": False}), (200, {"content-type": "application/octet-stream"}, "others")]
     with pytest.raises(StoreError, match="other bytes stand there, and it is written once"):
         store.put("a", b"x")
 

@@ -10,7 +10,7 @@ import pytest
 from composer_prime.errors import StoreError
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.store import GatewayStore
-from composer_prime.store import open_store, remote, retry
+from composer_prime.store import open_store, remote
 from composer_prime.store.base import Store
 from tests.gateway.guarded import KEYS
 from tests.servers.in_thread import serving_handler
@@ -66,7 +66,7 @@ def liar() -> Iterator[Liar]:
 
 @pytest.fixture(params=["s3", "gateway"])
 def store(request: pytest.FixtureRequest, liar: Liar, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(retry, "RETRY_S", 0.0)
+    monkeypatch.setattr(remote, "RETRY_S", 0.0)
     if request.param == "gateway":
         opened: Store = GatewayStore(Place(liar.url, "run"), KEYS["alice"])
     else:

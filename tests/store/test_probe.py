@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from composer_prime.errors import StoreError, StoreUnusable
+from composer_prime.errors import StoreUnusable
 from composer_prime.store import open_store, probe_store, race_store
 from composer_prime.store.obstore import MemoryStore
 from tests.store.faulty_store import FaultPlan, FaultyStore
@@ -98,11 +98,3 @@ def test_lost_answers_that_the_client_sends_again_do_not_make_a_store_look_broke
     store = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(own_retry=0.5))
     race_store(store)
     assert store.list("") == []
-
-
-def test_probing_a_store_whose_listings_lag_is_refused() -> None:
-    late = FaultyStore(MemoryStore(secrets.token_hex(8)), FaultPlan(stale_list=1))
-    with pytest.raises(StoreUnusable, match="does not list what was just written"):
-        probe_store(late)
-    with pytest.raises(StoreError):
-        late.get("probe")

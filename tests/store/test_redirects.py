@@ -12,7 +12,7 @@ from composer_prime.gateway.redirects import MAX_HOPS, Astray, next_url
 from composer_prime.gateway.store import GatewayStore
 from composer_prime.gateway.tickets import tickets_of
 from composer_prime.gateway.wire import Ticket
-from composer_prime.store import keys, open_store, remote, retry
+from composer_prime.store import keys, open_store, remote
 from composer_prime.store.base import Store
 from composer_prime.store.obstore import HF_ENDPOINT_VARIABLE
 from tests.gateway.guarded import KEYS, guarding, make_run
@@ -25,7 +25,7 @@ SECRETS = ("authorization", "x-amz-security-token", "cookie")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "RETRY_S", 1.0)
+    monkeypatch.setattr(remote, "RETRY_S", 1.0)
     monkeypatch.setattr(remote, "FIRST_CONTACT_S", 5.0)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
-from composer_prime.store import Store, open_store, probe_store, remote, retry
+from composer_prime.store import Store, open_store, probe_store, remote
 from composer_prime.store.obstore import PART_BYTES, READ_BYTES
 from tests.patience import PATIENCE_S
 from tests.servers import S3Server
@@ -98,7 +98,7 @@ def test_winner_gone_at_the_read_back_is_tried_again(faulty: FaultyServer, fault
 def test_failure_that_lasts_is_a_store_error_after_the_deadline(
     faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "RETRY_S", 0.3)
+    monkeypatch.setattr(remote, "RETRY_S", 0.3)
     faulty.faults = [(503, "SlowDown", False)] * 1000
     with pytest.raises(StoreError, match=r"put of k in s3://bucket failed: on cue \(SlowDown\)") as raised:
         faulty_store.put("k", b"")
@@ -177,7 +177,7 @@ def test_operation_without_an_answer_ends_with_the_first_silence_after_the_deadl
     monkeypatch.setattr(remote, "READ_TIMEOUT_S", 1.0)
     with closing(open_store("s3://bucket")) as store:
         store.put("k", b"")
-        monkeypatch.setattr(retry, "OPERATION_S", 0.5)
+        monkeypatch.setattr(remote, "OPERATION_S", 0.5)
         faulty.is_stuck.set()
         with pytest.raises(StoreError, match=r"no sound answer.*(?:Timeout|TimedOut)"):
             store.put("k", b"")
@@ -187,7 +187,7 @@ def test_what_trickles_is_given_up_at_the_deadline(
     faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty_store.put("k", bytes(4 * READ_BYTES))
-    monkeypatch.setattr(retry, "UNKNOWN_SIZE_S", 0.0)
+    monkeypatch.setattr(remote, "UNKNOWN_SIZE_S", 0.0)
     with pytest.raises(StoreError, match="slower than the slowest"):
         faulty_store.get("k")
 
@@ -197,7 +197,7 @@ def test_a_refusal_without_a_code_is_no_word_on_the_object_or_the_keys(
     status: int, faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy says so, or the edge to which a service redirects: not the service."""
-    monkeypatch.setattr(retry, "RETRY_S", 0.3)
+    monkeypatch.setattr(remote, "RETRY_S", 0.3)
     faulty_store.put("k", b"kept")
     faulty.get_faults = [(status, "", "go away")] * 1000
     with pytest.raises(StoreError, match=rf"no sound answer from .*\({status}") as raised:

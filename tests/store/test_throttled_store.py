@@ -4,16 +4,8 @@ import threading
 
 import pytest
 
-from composer_prime.errors import KeyMissing
-from composer_prime.store.metered import (
-    FIRST_PIECE_S,
-    PIECE_BYTES,
-    SMALL_BYTES,
-    ThrottledStore,
-    TokenBucket,
-    throttle,
-)
 from composer_prime.store.obstore import MemoryStore
+from composer_prime.sync.metered import FIRST_PIECE_S, PIECE_BYTES, SMALL_BYTES, MeteredStore, TokenBucket, throttle
 
 RATE = 1_000_000.0
 LARGE = bytes(range(256)) * (8 * PIECE_BYTES // 256) + b"end"
@@ -48,7 +40,7 @@ def inner(request: pytest.FixtureRequest) -> MemoryStore:
 
 
 def test_writes_keep_the_rate_on_average(clock: Clock, inner: MemoryStore) -> None:
-    store = ThrottledStore(inner, up=bucket(clock))
+    store = MeteredStore(inner, up=bucket(clock))
     for number in range(5):
         store.put(f"payload/{number}", LARGE)
     waited_for = 4 * len(LARGE) / RATE - 1.0  # the last one is owed, and a second's bytes were there
@@ -56,7 +48,7 @@ def test_writes_keep_the_rate_on_average(clock: Clock, inner: MemoryStore) -> No
 
 
 def test_a_beat_is_written_at_once_after_a_large_payload(clock: Clock, inner: MemoryStore) -> None:
-    store = ThrottledStore(inner, up=bucket(clock))
+    store = MeteredStore(inner, up=bucket(clock))
     for number in range(3):
         store.put(f"payload/{number}", LARGE)
     before = clock.slept
@@ -66,7 +58,7 @@ def test_a_beat_is_written_at_once_after_a_large_payload(clock: Clock, inner: Me
 
 def test_reads_keep_the_rate_while_they_go_on(clock: Clock, inner: MemoryStore) -> None:
     inner.put("master", LARGE)
-    store = ThrottledStore(inner, down=bucket(clock))
+    store = MeteredStore(inner, down=bucket(clock))
     assert store.get_range("master", 0, len(LARGE) + 1) == LARGE
     at_least = (len(LARGE) - PIECE_BYTES) / RATE - 1.0
     assert at_least <= clock.slept <= at_least + 2 * PIECE_BYTES / RATE
@@ -74,37 +66,21 @@ def test_reads_keep_the_rate_while_they_go_on(clock: Clock, inner: MemoryStore) 
 
 def test_small_reads_keep_the_rate_too(clock: Clock, inner: MemoryStore) -> None:
     inner.put("part", LARGE[: PIECE_BYTES - 1])
-    store = ThrottledStore(inner, down=bucket(clock))
+    store = MeteredStore(inner, down=bucket(clock))
     for _ in range(100):
         store.get("part")
     assert clock.slept == pytest.approx(100 * PIECE_BYTES / RATE - 1.0 - FIRST_PIECE_S, rel=0.05)
 
 
 def test_what_was_not_used_is_kept_for_a_second_only(clock: Clock, inner: MemoryStore) -> None:
-    store = ThrottledStore(inner, up=bucket(clock))
+    store = MeteredStore(inner, up=bucket(clock))
     clock.now += 3600
     store.put("a", LARGE)
     store.put("b", LARGE)
     assert clock.slept == pytest.approx(len(LARGE) / RATE - 1.0)
 
 
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-@pytest.mark.parametrize("start", [0, 1, PIECE_BYTES])
-def test_bytes_are_those_of_the_inner_store(clock: Clock, inner: MemoryStore, size: int, start: int) -> None:
-    store = ThrottledStore(inner, bucket(clock), bucket(clock))
-    store.put("k", LARGE[:size])
-    assert store.get("k") == LARGE[:size]
-    for length in (0, 1, PIECE_BYTES, 2 * PIECE_BYTES + 7):
-        assert store.get_range("k", start, length) == LARGE[:size][start : start + length]
-    assert store.list("") == ["k"]
-    store.delete("k")
-    with pytest.raises(KeyMissing):
-        store.get("k")
-    with pytest.raises(KeyMissing):
-        store.get_range("k", 0, PIECE_BYTES + 1)
-
-
 def test_without_limits_the_store_is_itself(inner: MemoryStore) -> None:
     assert throttle(inner, None, None) is inner
     limited = throttle(inner, 8.0, None)
-    assert isinstance(limited, ThrottledStore) and limited.uri == inner.uri
+    assert isinstance(limited, MeteredStore) and limited.uri == inner.uri

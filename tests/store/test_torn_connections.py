@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
-from composer_prime.store import Store, retry
+from composer_prime.store import Store, remote
 from composer_prime.store.obstore import READ_BYTES, ObjectStore, open_bucket
 from tests.servers.faulty_s3 import FaultyServer
 
@@ -39,7 +39,7 @@ def test_a_read_that_is_cut_is_tried_again_until_all_bytes_are_there(
 def test_a_read_that_is_always_cut_is_a_store_error_and_never_short_bytes(
     num_bytes: int, faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "RETRY_S", 0.3)
+    monkeypatch.setattr(remote, "RETRY_S", 0.3)
     faulty.objects["/bucket/k"] = some_bytes(num_bytes)
     faulty.torn_gets = ALWAYS
     for read in (lambda: faulty_store.get("k"), lambda: faulty_store.get_range("k", num_bytes // 3, num_bytes)):
@@ -65,7 +65,7 @@ def test_a_write_that_is_always_reset_is_a_store_error_and_leaves_what_stood(
     faulty: FaultyServer, faulty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty_store.put("k", b"old")
-    monkeypatch.setattr(retry, "RETRY_S", 0.3)
+    monkeypatch.setattr(remote, "RETRY_S", 0.3)
     faulty.torn_puts = ALWAYS
     with pytest.raises(StoreError, match=r"put of k in s3://bucket failed: no sound answer from .*: check"):
         faulty_store.put("k", some_bytes(2**19))

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from composer_prime.errors import Superseded
 from composer_prime.outer.fragments import trainable
 from composer_prime.store import Store, keys
-from composer_prime.store.metered import MeteredStore
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.learning import READING_S, Held
+from composer_prime.sync.metered import MeteredStore
 from composer_prime.sync.parameters import LocalParameters
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Beat, Offer

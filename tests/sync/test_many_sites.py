@@ -8,8 +8,8 @@ from torch import nn
 
 from composer_prime.errors import StoreError
 from composer_prime.store import keys, open_store
-from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.merging import NOT_CODED
+from composer_prime.sync.metered import MeteredStore
 from composer_prime.sync.reading import read_record
 from composer_prime.sync.records import Offer, Part
 from composer_prime.sync.replica import Replica

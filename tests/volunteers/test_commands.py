@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.gateway.served import serve_run
+from composer_prime.gateway.serving import serve_run
 from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.terms import terms_of

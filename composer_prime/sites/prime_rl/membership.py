@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from composer_prime.errors import BadInput, ConfigError, CorruptObject, KeyMissing
 from composer_prime.outer.fragments import NamedShape
 from composer_prime.plan.memory import check_memory
+from composer_prime.private import sync_folder
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.intact import damage, sums_line
 from composer_prime.sites.prime_rl import checkpoints
@@ -27,11 +28,10 @@ from composer_prime.sites.prime_rl.saying import naming_what_is_missing
 from composer_prime.sites.prime_rl.settings import KEY, OUTER, SITE, HookSettings
 from composer_prime.store import open_store, race_store
 from composer_prime.store.base import Store
-from composer_prime.store.file import sync_folder
-from composer_prime.store.metered import throttle
 from composer_prime.sync.entering import SiteIdentity
 from composer_prime.sync.founding import FoundingRecord, check_founded, find_founding
 from composer_prime.sync.journal import FileJournal
+from composer_prime.sync.metered import throttle
 from composer_prime.sync.ranked_loop import RankedLoop
 from composer_prime.sync.ranks import Ranks
 from composer_prime.sync.records import Manifest

@@ -20,8 +20,8 @@ import torch
 
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
-from composer_prime.store.metered import MeteredStore
 from composer_prime.sync.journal import FileJournal
+from composer_prime.sync.metered import MeteredStore
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import Terms
 from tests.bench.link.site import Model, Moment, inner_step, say

@@ -16,8 +16,8 @@ from composer_prime.sites.prime_rl import membership, outer, settings, versions
 from composer_prime.sites.prime_rl.outer import steps
 from composer_prime.store import keys, open_store
 from composer_prime.store.file import FileStore
-from composer_prime.store.metered import ThrottledStore
 from composer_prime.sync.founding import FoundingRecord, announce
+from composer_prime.sync.metered import MeteredStore
 from tests.sites.prime_rl.standin_runs import STANDIN, site
 from tests.store.meeting import Meeting
 from tests.sync.harness import HandSite, make_net, make_terms
@@ -171,7 +171,7 @@ def test_limits_of_the_link_are_read_or_refused() -> None:
             settings.HookSettings.read(OUTER | {settings.MBIT_DOWN: wrong})
 
 
-@pytest.mark.parametrize(("limits", "kind"), [((1.5, None), ThrottledStore), ((None, None), FileStore)])
+@pytest.mark.parametrize(("limits", "kind"), [((1.5, None), MeteredStore), ((None, None), FileStore)])
 def test_limits_of_the_link_hold_for_the_trainers_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[float | None, float | None], kind: type
 ) -> None:
