@@ -259,7 +259,7 @@ def test_no_token_is_fetched_for_a_bucket_at_google(
     monkeypatch.setattr(store_remote, "FIRST_CONTACT_S", 0.1)
     rewrite(remote, signed(remote, foreign(remote, recorder), uri="gs://bucket/run", environment={}))
     command = ("contribution", remote.file(), "--allow-local")
-    nowhere = dict.fromkeys(("storage.googleapis.com", "accounts.google.com"), "127.0.0.2")
+    nowhere = {"storage.googleapis.com": "127.0.0.2", "accounts.google.com": "127.0.0.2"}
     with forward_proxy(nowhere) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         refused(cli(*command), "gs://bucket/run")

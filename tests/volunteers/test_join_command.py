@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -172,9 +171,9 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a gateway was asked at first contact."""
     looked, look = [], GatewayStore._look
 
-    def counted(store: GatewayStore, client: Any, left_s: float) -> object:
+    def counted(store: GatewayStore, left_s: float) -> object:
         looked.append(time.monotonic())
-        return look(store, client, left_s)
+        return look(store, left_s)
 
     monkeypatch.setattr(GatewayStore, "_look", counted)
     return looked

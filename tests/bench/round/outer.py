@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -92,7 +93,7 @@ def _make_sites(store: Store, params: int, rounds: int, codec: str) -> list[Cour
         sync_delay=0,
         lr=0.7,
         momentum=0.9,
-        codec=codec,
+        codec=cast(Any, codec),
         weighting="tokens",
         quorum=2,
         grace_s=60.0,

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from rich.console import Console
@@ -200,7 +200,7 @@ def _terms(bench: RoundBench) -> Terms:
         sync_delay=0,
         lr=bench.lr,
         momentum=bench.momentum,
-        codec=bench.codec,
+        codec=cast(Any, bench.codec),
         quorum=len(SITES),
         grace_s=60.0,
         liveness_s=60.0,
