@@ -424,20 +424,10 @@ def test_a_price_says_where_it_is_from(executor: Executor, stage: Stage) -> None
     assert price.source and (price.usd_per_hour is None or price.usd_per_hour >= 0)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        JobSpec("run/../x", "a", 1, ("true",), 60),
-        JobSpec("run", "a b", 1, ("true",), 60),
-        JobSpec("run", "a", 0, ("true",), 60),
-        JobSpec("run", "a", 1, ("true",), 0),
-        JobSpec("run", "a", 1, (), 60),
-    ],
-    ids=["run", "site", "attempt", "time-out", "command"],
-)
-def test_what_no_job_can_have_is_refused_before_it_starts(executor: Executor, spec: JobSpec) -> None:
+@pytest.mark.parametrize(("run", "site"), [("run/../x", "a"), ("run", "a b")], ids=["run", "site"])
+def test_names_that_no_job_can_have_are_refused_before_it_starts(executor: Executor, run: str, site: str) -> None:
     with pytest.raises(BadInput):
-        executor.check(spec)
+        executor.check(JobSpec(run, site, 1, ("true",), 60))
 
 
 def test_secrets_have_no_text_form() -> None:
