@@ -67,6 +67,7 @@ group_size = 1
 
 [orchestrator.train.source.env.taskset]
 id = "composer-prime-pairs"
+store = "{store}"
 file = "{file}"
 
 [orchestrator.train.source.env.reference]
@@ -175,7 +176,7 @@ def test_upstream_tells_the_server_of_a_source_of_pairs_all_that_its_recipe_says
     file = write(tmp_path / "pairs.jsonl", pairs(2))
     path = tmp_path / "recipe.toml"
     text = (REPOSITORY / "recipes/multi_site/reverse_text_2.toml").read_text()
-    path.write_text(text + PAIRS.format(file=file))
+    path.write_text(text + PAIRS.format(store=tmp_path / "traces", file=file))
     recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
     said: list[str] = []
     assert run_site(recipe, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
