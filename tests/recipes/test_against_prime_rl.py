@@ -173,16 +173,16 @@ def test_upstream_evaluates_beside_an_outer_run(rl: Path, tmp_path: Path) -> Non
     reason="this verifiers has no loss_weights: pairs need PRIME-RL 0.8.1.dev52 or newer",
 )
 def test_upstream_tells_the_server_of_a_source_of_pairs_all_that_its_recipe_says(rl: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "pairs.jsonl", pairs(2))
+    files = write(tmp_path, pairs(2))
     path = tmp_path / "recipe.toml"
     text = (REPOSITORY / "recipes/multi_site/reverse_text_2.toml").read_text()
-    path.write_text(text + PAIRS.format(store=tmp_path / "traces", file=file))
+    path.write_text(text + PAIRS.format(**files))
     recipe = load(path, "--output_dir", str(tmp_path), "--prime_rl.command", f'["{rl}"]')
     said: list[str] = []
     assert run_site(recipe, "a", False, dry_run=True, say=said.append) == 0, "\n".join(said)
     configs = next(tmp_path.glob("*.dry-run")) / "sites" / "a" / "prime-rl" / "configs"
     env = resolved(configs / "envs" / "train", "pairs")["env"]
-    assert env["seq_len"] == recipe.upstream["seq_len"] and env["taskset"]["file"] == str(file)
+    assert env["seq_len"] == recipe.upstream["seq_len"] and env["taskset"]["file"] == str(files["file"])
     assert (env["pairs"]["loss"], env["pairs"]["sft_tau"]) == ("dpo", 0.5)
     assert env["reference"]["base_url"] == "http://127.0.0.1:8000"
 
