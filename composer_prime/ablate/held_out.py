@@ -58,7 +58,6 @@ def held_out_reward(
     *,
     prompts: int = 512,
     rollouts: int = 1,
-    seed: int = 0,
     temperature: float | None = None,
 ) -> float:
     """Mean reward of a policy on tasks that no site of the recipe trains on, without the recipe's teachers and hints.
@@ -67,7 +66,6 @@ def held_out_reward(
     prompts      tasks, over all sources; they follow from the recipe alone, so two policies of equal recipes (but for
                  what tasks don't depend on) meet the same ones
     rollouts     tries at each task
-    seed         of the token sampling
     temperature  of the sampling; None: the recipe's, under which it was trained; 0: the likeliest token, without chance
 
     Raises BadInput when the environments have too few tasks that no site has, SiteError when a rollout fails
@@ -83,7 +81,7 @@ def held_out_reward(
             model_dir=write_model(base, weights, folder / "model"),
             resume=False,
         )
-        settings.model_copy(update={"sampling_seed": seed}).save()
+        settings.model_copy(update={"sampling_seed": 0}).save()
         cooled = [] if temperature is None else [str(temperature)]
         return _in_a_process(settings, [str(settings.paths.root), str(prompts), str(rollouts), *cooled])
 

@@ -26,7 +26,6 @@ class TapeFacts:
 
     offered    bytes of its payload by (fragment, version) of the round; 0 where it had nothing to offer
     dropped    tokens by fragment; summed
-    faults     why a commit was void, by (fragment, version), where the site found one so
     waits      the last wait that the site told of, and the incarnation that did
     traffic    (up, down) bytes by process: the most that it says, since each counts from its start
     problems   pieces and lines that aren't what a tape holds: the first few, and how many more
@@ -34,7 +33,6 @@ class TapeFacts:
 
     offered: dict[tuple[int, int], int] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
-    faults: dict[tuple[int, int], str] = field(default_factory=dict)
     waits: tuple[int, Waiting] | None = None
     traffic: dict[int, tuple[int, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -90,12 +88,10 @@ def _take(facts: TapeFacts, event: dict[str, Any]) -> None:
         process, up, down = (count(event[name]) for name in ("incarnation", "bytes_up", "bytes_down"))
         most_up, most_down = facts.traffic.get(process, (0, 0))
         facts.traffic[process] = max(most_up, up), max(most_down, down)
-    if kind not in ("offer", "dropped", "round"):
+    if kind not in ("offer", "dropped"):
         return
     fragment, version = count(event["fragment"]), count(event["version"])
     if kind == "offer":
         facts.offered[fragment, version] = count(event["nbytes"]) if event["tokens"] else 0
-    elif kind == "dropped":
+    else:
         facts.dropped[fragment] = facts.dropped.get(fragment, 0) + count(event["tokens"])
-    elif event["fault"] is not None:
-        facts.faults[fragment, version] = str(event["fault"])
