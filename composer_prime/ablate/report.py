@@ -1,12 +1,12 @@
 """The report of an ablation: report.json with every number, report.md with one table, and held_out.png beside them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+
+from pydantic_core import to_json
 
 from composer_prime.ablate.plan import Job, Row
 from composer_prime.config.ablate import left_out
@@ -169,10 +169,10 @@ def write_report(
         "usd_per_hour": usd_per_hour,
         "missing": missing,
         "failed": reasons,
-        "arms": [asdict(arm) for arm in arms],
+        "arms": arms,
         "rows": [row.model_dump() | {"dollars": dollars(row.seconds, usd_per_hour)} for row in rows.values()],
     }
-    write_whole(folder / "report.json", json.dumps(_without_nan(data), indent=1) + "\n")
+    write_whole(folder / "report.json", to_json(data, indent=1, inf_nan_mode="null").decode() + "\n")
     _plot(arms, rows, folder / "held_out.png")
     first, base = jobs[0], f"minus {jobs[0].arm.name}"
     steps = " or ".join(map(str, sorted({job.recipe.max_steps for job in jobs})))
@@ -251,12 +251,3 @@ def _spell(estimate: Estimate | None, form: str) -> str:
         return f"{estimate.value:{form}}"
     star = " *" if form.startswith("+") and estimate.is_clear else ""
     return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]{star}"
-
-
-def _without_nan(data: Any) -> Any:
-    """The data with null for NaN, which JSON can't spell."""
-    if isinstance(data, dict):
-        return {key: _without_nan(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_without_nan(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

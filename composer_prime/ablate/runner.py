@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 from torch import Tensor
 
-from composer_prime.ablate.held_out import check_unseen, final_weights_of, held_out_reward, write_model
+from composer_prime.ablate.held_out import check_unseen, final_weights, held_out_reward, write_model
 from composer_prime.ablate.plan import Job, Row, read_measured
 from composer_prime.config.ablate import OWN_TEACHER, tasks_of
 from composer_prime.config.load import recipe_from_data
-from composer_prime.config.paths import models_cache
+from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
@@ -26,6 +26,7 @@ from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port, is_free
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.store import open_store
 
 GREEDY = 0.0
 RESTARTED_FROM = "restarted_from"
@@ -187,8 +188,9 @@ def _untrained(job: Job) -> Mapping[str, Tensor]:
 
 def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
     """The run's masters; without an outer loop each site's own last weights."""
-    if job.recipe.outer is not None:
-        yield final_weights_of(job.recipe)
+    if (uri := run_uri(job.recipe)) is not None:
+        with contextlib.closing(open_store(uri)) as store:
+            yield final_weights(store)
         return
     from safetensors.torch import load_file
 

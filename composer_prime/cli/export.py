@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,8 +12,7 @@ from composer_prime.visible import say
 ModelOption = Annotated[
     str, typer.Option("--model", help='The model the run was created from: a folder, a Hugging Face id, or "tiny".')
 ]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="bfloat16, float16 or float32.")]
-
+DtypeOption = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Of the weights.")]
 AlphaOption = Annotated[float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.")]
 
 
@@ -35,8 +34,15 @@ def export(
     check_run(store)
     if recipe is not None:
         _check_template(recipe, model)
-    from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
-    from composer_prime.export.snapshot import check_new_folder, check_new_place, put_folder
+    from composer_prime.export.snapshot import (
+        SCHEME,
+        check_installed,
+        check_new_folder,
+        check_new_place,
+        parse_repository,
+        put_folder,
+        upload,
+    )
     from composer_prime.store import open_store
 
     def write(folder: Path) -> str:
@@ -78,13 +84,11 @@ def _check_template(file: Path, model: str) -> None:
 def _write(store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None) -> str:
     """Write the snapshot, and say which it is."""
     from composer_prime.config.paths import models_cache
-    from composer_prime.export.bits import dtype_of
     from composer_prime.export.reading import MasterReader
     from composer_prime.export.snapshot import card_of, describe, fill_from_masters, open_model, write_folder
     from composer_prime.sites.embedded.model import resolve_model
     from composer_prime.store import open_store
 
-    dtype_of(dtype)
     with closing(open_store(store)) as opened, closing(MasterReader(opened)) as reader:
         chosen = reader.newest_version() if version is None else version
         reader.check_version(chosen)
@@ -101,7 +105,9 @@ def follow(
     server: Annotated[
         str | None, typer.Option(help="Root URL of a server that sees --dir under the same path.")
     ] = None,
-    api: Annotated[str, typer.Option(help="What the server is: prime-rl (also ours), or a plain vllm.")] = ("prime-rl"),
+    api: Annotated[
+        Literal["prime-rl", "vllm"], typer.Option(help="What the server is: prime-rl (also ours), or a plain vllm.")
+    ] = "prime-rl",
     dtype: DtypeOption = "bfloat16",
     poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the bucket.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="End when folder and server are at the newest version.")] = False,
@@ -111,17 +117,15 @@ def follow(
     import time
 
     from composer_prime.config.paths import models_cache
-    from composer_prime.export.bits import dtype_of
     from composer_prime.export.following import Follower
     from composer_prime.export.reading import MasterReader
-    from composer_prime.export.server import WeightServer, check_api
+    from composer_prime.export.server import WeightServer
     from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.sites.embedded.model import resolve_model
     from composer_prime.store import open_store
 
-    dtype_of(dtype)
     with ExitStack() as stack:
-        told = None if server is None else stack.enter_context(closing(WeightServer(server, check_api(api))))
+        told = None if server is None else stack.enter_context(closing(WeightServer(server, api)))
         opened = stack.enter_context(closing(open_store(store)))
         reader = stack.enter_context(closing(MasterReader(opened)))
         base = resolve_model(model, 0, models_cache())

@@ -24,8 +24,16 @@ from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.validity import clipped, most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
-from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
-from composer_prime.watch.tapes import pieces_of, read_tape
+from composer_prime.watch.rounds import (
+    FragmentRounds,
+    believed,
+    is_size,
+    offered_bytes,
+    pieces_of,
+    read_or_say,
+    read_rounds,
+    read_tape,
+)
 
 MAX_OF_ONE = 3
 """Problems told of one fragment or site, before the rest is counted."""
