@@ -1,5 +1,6 @@
 """`composer-prime export | follow`: a run's masters as a Hugging Face folder, here, in a bucket or on the hub."""
 
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,20 +30,13 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
 ) -> None:
     """Write a run's weights as transformers and vLLM load them, each checked by its hash. The bucket is only read."""
+
     import tempfile
 
     check_run(store)
     if recipe is not None:
         _check_template(recipe, model)
-    from composer_prime.export.snapshot import (
-        SCHEME,
-        check_installed,
-        check_new_folder,
-        check_new_place,
-        parse_repository,
-        put_folder,
-        upload,
-    )
+    from composer_prime.export import snapshot
     from composer_prime.store import open_store
 
     def write(folder: Path) -> str:
@@ -50,21 +44,21 @@ def export(
 
     if "://" not in to:
         folder = Path(to).expanduser().absolute()
-        check_new_folder(folder)
+        snapshot.check_new_folder(folder)
         say(f"{write(folder)} to {folder}")
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="composer-prime-export-"))) / "snapshot"
-        if to.startswith(SCHEME):
-            repository = parse_repository(to)
-            check_installed()
+        if to.startswith(snapshot.SCHEME):
+            repository = snapshot.parse_repository(to)
+            snapshot.check_installed()
             what = write(folder)
-            say(f"{what} to {upload(folder, repository, what, private=private)}")
+            say(f"{what} to {snapshot.upload(folder, repository, what, private=private)}")
             return
         target = stack.enter_context(closing(open_store(to)))
-        check_new_place(target)
+        snapshot.check_new_place(target)
         what = write(folder)
-        put_folder(folder, target)
+        snapshot.put_folder(folder, target)
         say(f"{what} to {target.uri}")
 
 
@@ -114,7 +108,6 @@ def follow(
 ) -> None:
     """Keep a folder, and an inference server, at a run's newest weights, until Ctrl-C. The bucket is only read."""
     check_run(store)
-    import time
 
     from composer_prime.config.paths import models_cache
     from composer_prime.export.following import Follower

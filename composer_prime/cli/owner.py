@@ -1,5 +1,6 @@
 """`composer-prime keygen | admit | revoke | delete | gateway`: a signing key, and what a run's owner may do."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -115,7 +116,6 @@ def revoke(
 
 
 def _expired(store: str) -> list[str]:
-    import time
 
     from composer_prime.store import open_store
     from composer_prime.volunteers.host import expired_unused

@@ -104,7 +104,7 @@ def trained_tensors(model: nn.Module, named_shapes: Sequence[NamedShape]) -> dic
 
     Raises ModelError when the model lacks one, has it in another shape, or ties what the run trains apart.
 
-    Source: PRIME-RL's trainer/models/qwen3_moe/converting_qwen3_moe.py (`conversion_chain`) and trainer/models/fusions.py.
+    Source: PRIME-RL's trainer/models/qwen3_moe/converting_qwen3_moe.py (`conversion_chain`), trainer/models/fusions.py.
     """
     known = _views(model)
     found: dict[str, list[Tensor]] = {}

@@ -85,10 +85,11 @@ RESERVE = Reserve()
 """The process's own."""
 
 
-def spans(numel: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of consecutive spans of at most `CHUNK_ELEMENTS` that cover `range(numel)`."""
-    for start in range(0, numel, CHUNK_ELEMENTS):
-        yield start, min(start + CHUNK_ELEMENTS, numel)
+def spans(numel: int, length: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of consecutive spans of at most `length` (CHUNK_ELEMENTS) that cover `range(numel)`."""
+    length = length or CHUNK_ELEMENTS
+    for start in range(0, numel, length):
+        yield start, min(start + length, numel)
 
 
 def empty(numel: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject
-from composer_prime.outer.chunks import empty, first_nonfinite
+from composer_prime.outer.chunks import empty, first_nonfinite, spans
 from composer_prime.outer.codecs.base import FixedSize, check_encodable, check_size
 
 SPAN = 2**17
@@ -124,8 +124,7 @@ class BlockCodec(FixedSize):
     def _spans(self, numel: int) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of spans of whole blocks that cover `range(numel)`; a short last block is its own."""
         whole = numel // self.block * self.block
-        for start in range(0, whole, SPAN):
-            yield start, min(start + SPAN, whole)
+        yield from spans(whole, SPAN)
         if whole < numel:
             yield whole, numel
 
