@@ -30,7 +30,6 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Make a new hub repository private.")] = False,
 ) -> None:
     """Write a run's weights as transformers and vLLM load them, each checked by its hash. The bucket is only read."""
-
     import tempfile
 
     check_run(store)

@@ -102,7 +102,6 @@ def launch(
 
 def _ask(planned: list[str], *, yes: bool) -> None:
     """Show what would be started, and end the command unless the answer is yes."""
-
     for line in planned:
         say(line)
     if yes:
@@ -146,7 +145,6 @@ def _checked(
 
 def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, supervise_on: str | None) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
-
     from composer_prime.launch.fleet import begin_fleet
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
@@ -188,7 +186,6 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
 def _smoke(plan: "LaunchPlan", limits: "Limits", poll_s: float) -> int:
     """Start a smoke's jobs, wait for them, and show their logs; an exit code. What it wrote is deleted again, unless a
     job's end isn't confirmed."""
-
     once = replace(limits, max_restarts=0, max_preemptions=0, max_timeouts=0, hang_after_s=None)
     try:
         code = _launch(plan, once, poll_s, False, None)
@@ -215,7 +212,6 @@ def _watched(plan: "LaunchPlan", job: str, is_new: bool) -> str:
 
 def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
     """Start what isn't there; when that can't be, end what was started, and say so."""
-
     try:
         supervisor.turn()
     except ComposerPrimeError:
@@ -272,7 +268,6 @@ def logs(
 
 def cancel(store: StoreArgument, site: SiteOption = None) -> None:
     """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
-
     failed = []
     with _fleet(store) as (fleet, book):
         for each in fleet.cancel(site):

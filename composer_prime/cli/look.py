@@ -21,7 +21,6 @@ def status(
     ] = 0.0,
 ) -> None:
     """Show a run's sites, rounds, tokens and bytes. Reads only; works while sites run and after they ended."""
-
     from composer_prime.store import open_store
     from composer_prime.watch.status import look
 

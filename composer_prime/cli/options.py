@@ -52,7 +52,6 @@ StoreArgument = Annotated[
 
 def check_run(uri: str) -> None:
     """Raise BadInput when the store holds no run, before a command imports what takes seconds."""
-
     from composer_prime.store import open_store
     from composer_prime.sync.lifetime import find_manifest
 

@@ -49,7 +49,6 @@ def ingest(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only.")] = False,
 ) -> None:
     """Read sessions of agents into a store, without secrets. What is there already is not added again."""
-
     from rich.console import Console
     from rich.progress import track
 
@@ -149,7 +148,6 @@ def ask(
 
 def _agreed(yes: bool, hosts: Sequence[str], request: str) -> bool:
     """Show what goes to other people's servers, for one decision point, and ask whether it may."""
-
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -224,7 +224,6 @@ def contribution(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
-
     from composer_prime.store import open_store
     from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.contribution import contribution as look
