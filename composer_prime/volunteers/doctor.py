@@ -19,10 +19,8 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ConfigError, EnvError, MachineUnfit, ModelError
 from composer_prime.outer.fragments import NamedShape
-from composer_prime.plan.gpus import gpu_bytes, share_gpus, spared_by
-from composer_prime.plan.link import Link, measure
-from composer_prime.plan.memory import GIB, host_bytes, memory
-from composer_prime.plan.traffic import Traffic, fragment_sizes, seconds, traffic
+from composer_prime.plan.memory import GIB, gpu_bytes, host_bytes, memory, share_gpus, spared_by
+from composer_prime.plan.traffic import Link, Traffic, fragment_sizes, measure, seconds, traffic
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import package_checks
 from composer_prime.store import open_store, probe_store

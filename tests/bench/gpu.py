@@ -24,7 +24,7 @@ from pathlib import Path
 
 from composer_prime.ablate.ablation import finished_rows
 from composer_prime.ablate.plan import Job, plan_jobs
-from composer_prime.ablate.teacher import is_healthy
+from composer_prime.ablate.runner import is_healthy
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from botocore.session import Session
 
 from composer_prime.errors import StoreUnusable
-from composer_prime.plan.link import measure
+from composer_prime.plan.traffic import measure
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.volunteers.credentials import rights_fault
 from tests.gateway.test_policy import OTHERS, OWN

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from composer_prime.gateway import invitation_keys
-from composer_prime.gateway.policy import INLINE_BYTES, RunFacts, is_bulk, read_refusal, write_refusal
+from composer_prime.gateway.rules import INLINE_BYTES, RunFacts, is_bulk, read_refusal, write_refusal
 from composer_prime.integrations import torchft_keys
 from composer_prime.launch import launch_keys
 from composer_prime.store import keys

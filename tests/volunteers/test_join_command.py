@@ -15,7 +15,7 @@ from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
 from composer_prime.gateway.store import GatewayStore
-from composer_prime.plan.link import Link
+from composer_prime.plan.traffic import Link
 from composer_prime.store import keys, open_store, remote
 from composer_prime.sync.metered import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from composer_prime.plan.link import measure
+from composer_prime.plan.traffic import measure
 from composer_prime.store import open_store, probe_store
 from tests.servers import S3Server
 from tests.servers.certificate import write_certificate
