@@ -70,7 +70,7 @@ def rollouts(
     """Show conversations with their rewards, the tools that were called and what was taught."""
     from composer_prime.config.paths import RunPaths
     from composer_prime.errors import BadInput
-    from composer_prime.sites.embedded.conversations import read
+    from composer_prime.sites.embedded.conversations import draw, read
     from composer_prime.visible import json_text
 
     paths = RunPaths(run)
@@ -89,8 +89,6 @@ def rollouts(
             typer.echo(json_text({"site": name, **asdict(each)}))
         return
     from rich.console import Console
-
-    from composer_prime.sites.embedded.conversation_view import draw
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     for name, each in shown:

@@ -10,11 +10,18 @@ from rich.console import Console
 
 from composer_prime.config import RunPaths, SitePaths
 from composer_prime.metrics import SITE_WALL_S, MetricsTape
-from composer_prime.sites.embedded.plot import round_steps, smooth
 from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.screen import Screen, draw_line, draw_table
-from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, teacher_lines, write_summary
+from composer_prime.sites.embedded.summary import (
+    covered_s,
+    draw_summary,
+    dropped_lines,
+    round_steps,
+    smooth,
+    teacher_lines,
+    write_summary,
+)
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
 

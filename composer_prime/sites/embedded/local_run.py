@@ -19,7 +19,7 @@ from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings
 from composer_prime.errors import BadInput, SiteRevoked
-from composer_prime.sites.embedded.conversation_view import before_and_after
+from composer_prime.sites.embedded.conversations import before_and_after
 from composer_prime.sites.embedded.folder import Claim
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.prepare import (

@@ -39,73 +39,60 @@ class SiteNumbers:
 
 @dataclass
 class SiteProgress:
-    """What one site's tapes hold, by step; a step trained again after a resume counts once, as it went last."""
+    """What one site's tapes hold; a step trained again after a resume counts once, as it went last."""
 
-    reward: dict[int, float] = field(default_factory=dict)
-    rollouts_per_s: dict[int, float] = field(default_factory=dict)
-    tokens: dict[int, float] = field(default_factory=dict)
-    step_s: dict[int, float] = field(default_factory=dict)
-    train_s: dict[int, float] = field(default_factory=dict)
-    stall_s: dict[int, float] = field(default_factory=dict)
-    rounds: dict[int, float] = field(default_factory=dict)
-    num_played: dict[int, float] = field(default_factory=dict)
-    num_failed: dict[int, float] = field(default_factory=dict)
-    tool_calls: dict[int, float] = field(default_factory=dict)
-    tool_errors: dict[int, float] = field(default_factory=dict)
-    teachers: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By teacher and step, the share of its turns at which it is heard."""
-    probes: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    series: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    """By metric and step."""
     num_trained: int = 0
     """Steps trained, each time again that one was."""
 
     def add(self, record: dict[str, float]) -> None:
         """Take in one record of any of the site's tapes; a NaN (no rollout went through) is no value."""
-        step = int(record["step"])
         self.num_trained += metrics.TRAIN_TOKENS in record
-        for name, series in self._series().items():
-            if not math.isnan(record.get(name, math.nan)):
-                series[step] = record[name]
         for name, value in record.items():
-            kind, _, rest = name.partition("/")
-            teacher, _, what = rest.partition("/")
-            if kind == "teacher" and what in ("weight", "probes"):
-                (self.teachers if what == "weight" else self.probes)[teacher][step] = value
+            if not math.isnan(value):
+                self.series[name][int(record["step"])] = value
 
     def trained_rewards(self) -> dict[int, float]:
         """Reward by step, of the steps that were trained on: at the end rollouts have run ahead of the trainer."""
-        return {step: self.reward[step] for step in sorted(self.reward) if step in self.tokens}
+        rewards = self.series[metrics.ROLLOUT_REWARD]
+        return {step: rewards[step] for step in sorted(rewards) if step in self.series[metrics.TRAIN_TOKENS]}
 
     def tool_error_shares(self) -> dict[int, float]:
         """By step the share of tool calls that failed; steps without a call are left out, so are those not trained."""
-        steps = [step for step in sorted(self.tool_calls) if step in self.tokens and self.tool_calls[step]]
-        return {step: self.tool_errors.get(step, 0.0) / self.tool_calls[step] for step in steps}
+        calls, errors = self.series[metrics.TOOLS_CALLS], self.series[metrics.TOOLS_ERRORS]
+        steps = [step for step in sorted(calls) if step in self.series[metrics.TRAIN_TOKENS] and calls[step]]
+        return {step: errors.get(step, 0.0) / calls[step] for step in steps}
 
-    def _series(self) -> dict[str, dict[int, float]]:
+    def teacher_weights(self) -> dict[str, dict[int, float]]:
+        """By teacher and step, in order, the share of its turns at which it is heard."""
+        named = {name.split("/", 1)[1]: values for name, values in self.series.items() if name.startswith("teacher/")}
         return {
-            metrics.ROLLOUT_REWARD: self.reward,
-            metrics.ROLLOUT_PER_S: self.rollouts_per_s,
-            metrics.TRAIN_TOKENS: self.tokens,
-            metrics.TRAIN_STEP_S: self.step_s,
-            metrics.TRAIN_TRAIN_S: self.train_s,
-            metrics.OUTER_STALL_S: self.stall_s,
-            metrics.OUTER_ROUND: self.rounds,
-            metrics.ROLLOUT_COUNT: self.num_played,
-            metrics.ROLLOUT_FAILED: self.num_failed,
-            metrics.TOOLS_CALLS: self.tool_calls,
-            metrics.TOOLS_ERRORS: self.tool_errors,
+            name.removesuffix("/weight"): dict(sorted(values.items()))
+            for name, values in named.items()
+            if name.endswith("/weight")
         }
+
+    def total(self, name: str) -> float:
+        """The sum of a metric over all steps."""
+        return sum(self.series[name].values())
+
+    def recent(self, name: str) -> list[float]:
+        """A metric's values at the last RECENT steps that have one."""
+        values = self.series[name]
+        return [values[step] for step in sorted(values)[-RECENT:]]
 
     def numbers(self) -> SiteNumbers:
         """The line as of the newest record."""
-        num_failed = sum(recent(self.num_failed))
+        num_failed = sum(self.recent(metrics.ROLLOUT_FAILED))
         return SiteNumbers(
-            step=len(self.tokens),
-            reward=mean(recent(self.reward)),
-            rollouts_per_s=mean(recent(self.rollouts_per_s)),
-            tokens_per_s=ratio(sum(recent(self.tokens)), sum(recent(self.step_s))),
-            rounds=int(max(self.rounds.values(), default=0)),
-            stall=ratio(sum(self.stall_s.values()), sum(self.step_s.values())),
-            failed=ratio(num_failed, num_failed + sum(recent(self.num_played))),
+            step=len(self.series[metrics.TRAIN_TOKENS]),
+            reward=mean(self.recent(metrics.ROLLOUT_REWARD)),
+            rollouts_per_s=mean(self.recent(metrics.ROLLOUT_PER_S)),
+            tokens_per_s=ratio(sum(self.recent(metrics.TRAIN_TOKENS)), sum(self.recent(metrics.TRAIN_STEP_S))),
+            rounds=int(max(self.series[metrics.OUTER_ROUND].values(), default=0)),
+            stall=ratio(self.total(metrics.OUTER_STALL_S), self.total(metrics.TRAIN_STEP_S)),
+            failed=ratio(num_failed, num_failed + sum(self.recent(metrics.ROLLOUT_COUNT))),
         )
 
 
@@ -124,11 +111,6 @@ class SiteFollower:
                 self.progress.add(record)
         waiting = next(filter(None, map(read_waiting, self._waiting)), None)
         return replace(self.progress.numbers(), waiting=waiting)
-
-
-def recent(series: dict[int, float]) -> list[float]:
-    """The values of the last RECENT steps."""
-    return [series[step] for step in sorted(series)[-RECENT:]]
 
 
 def mean(values: list[float]) -> float:

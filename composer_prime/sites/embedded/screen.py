@@ -81,45 +81,46 @@ class Screen:
             self.say(draw_line(site, state, numbers, self._max_steps))
 
 
+def cells(numbers: SiteNumbers, max_steps: int) -> dict[str, str]:
+    """A site's numbers as people read them, by title."""
+    return {
+        "step": f"{numbers.step}/{max_steps}",
+        "reward": show(numbers.reward, ".3f"),
+        "rollouts/s": show(numbers.rollouts_per_s, ".0f"),
+        "tokens/s": show(numbers.tokens_per_s, ".0f"),
+        "fragment rounds": str(numbers.rounds),
+        "stall": f"{show(100 * numbers.stall, '.1f')} %",
+    }
+
+
 def draw_line(site: str, state: str, numbers: SiteNumbers, max_steps: int) -> str:
     """One site as key=value, for a log file."""
-    return (
-        f"site={site} state={state} step={numbers.step}/{max_steps} reward={show(numbers.reward, '.3f')} "
-        f"rollouts/s={show(numbers.rollouts_per_s, '.0f')} tokens/s={show(numbers.tokens_per_s, '.0f')} "
-        f"fragment_rounds={numbers.rounds} stall={show(100 * numbers.stall, '.1f')}%"
-        + (f" failed={show(100 * numbers.failed, '.0f')}%" if numbers.failed > MUCH_FAILED else "")
-        + (f' waits="{numbers.waiting}"' if state == WAITING else "")
-    )
+    told = {"site": site, "state": state, **cells(numbers, max_steps)}
+    if numbers.failed > MUCH_FAILED:
+        told["failed"] = f"{numbers.failed:.0%}"
+    line = " ".join(f"{title.replace(' ', '_')}={value.replace(' ', '')}" for title, value in told.items())
+    return f'{line} waits="{numbers.waiting}"' if state == WAITING else line
 
 
 def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> Table:
     """All sites as a table with a bar each."""
-    table = Table(expand=False)
-    for title in ("site", "state", "step"):
-        table.add_column(title)
-    table.add_column("", width=16)
-    for title in ("reward", "rollouts/s", "tokens/s", "fragment rounds", "stall"):
+    step, *rest = cells(SiteNumbers(), max_steps)
+    table = Table("site", "state", step, "", expand=False)
+    for title in rest:
         table.add_column(title, justify="right", min_width=6)
+    notes = []
     for site, (state, numbers) in sites.items():
-        table.add_row(
-            site,
-            Text(state, style=STYLES.get(state, "")),
-            f"{numbers.step}/{max_steps}",
-            ProgressBar(total=max_steps, completed=numbers.step, width=16),
-            show(numbers.reward, ".3f"),
-            show(numbers.rollouts_per_s, ".0f"),
-            show(numbers.tokens_per_s, ".0f"),
-            str(numbers.rounds),
-            f"{show(100 * numbers.stall, '.1f')} %",
-        )
-    notes = [f"{site} waits {numbers.waiting}" for site, (state, numbers) in sites.items() if state == WAITING]
-    for site, (_, numbers) in sites.items():
+        step, *rest = cells(numbers, max_steps).values()
+        bar = ProgressBar(total=max_steps, completed=numbers.step, width=16)
+        table.add_row(site, Text(state, style=STYLES.get(state, "")), step, bar, *rest)
+        if state == WAITING:
+            notes.append(f"{site} waits {numbers.waiting}")
         if numbers.failed > MUCH_FAILED:
             notes.append(f"{site}: {numbers.failed:.0%} of its rollouts fail, see its logs/orchestrator.log")
     table.caption = Text(shown("\n".join(notes), lines=True)) if notes else None
     return table
 
 
-def show(value: float, form: str) -> str:
+def show(value: float | None, form: str) -> str:
     """A number in that format; a dash where there is none yet."""
-    return "-" if math.isnan(value) else format(value, form)
+    return "-" if value is None or math.isnan(value) else format(value, form)
