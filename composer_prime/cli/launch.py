@@ -121,7 +121,7 @@ def _checked(
     from composer_prime.config import Recipe
     from composer_prime.launch import preflight
     from composer_prime.sites.embedded.installed import package_checks
-    from composer_prime.sites.embedded.prepare import check_bucket
+    from composer_prime.sites.preflight import check_bucket
 
     checks = (
         (preflight.access_lines(plan), True),

@@ -18,24 +18,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_prime.config.paths import RunPaths
+from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
-from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
-from composer_prime.sites.embedded.device import check_device
-from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
-from composer_prime.sites.embedded.installed import package_checks
+from composer_prime.errors import (
+    ConfigError,
+    EnvError,
+    FingerprintMismatch,
+    ModelError,
+    Problems,
+    StoreUnusable,
+    SystemRefused,
+)
+from composer_prime.sites.embedded.folder import Claim, check_new_run, claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.installed import check_device, package_checks
 from composer_prime.sites.embedded.model import check_name, describe_model
-from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
+from composer_prime.sites.embedded.ports import claim_ports
 from composer_prime.sites.embedded.processes import QUIET_ENV
 from composer_prime.sites.embedded.renderer_choice import check_renderer
+from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.supervisor import lock_site
-from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
+from composer_prime.store import keys, open_store, probe_store
+from composer_prime.store.file import FileStore
+from composer_prime.sync.founding import another_run, changed_terms
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.terms import terms_of
 from composer_prime.traces.pairs.encoding import num_equal
 
 PATIENCE_S = 60.0
 """For a rollout whose answer takes no time, and for the engine's Python."""
+ROOM_BYTES = 16 * 2**20
+"""What must fit into a folder that a run writes to."""
 REPLY = "no"
 NOWHERE = "http://127.0.0.1:1"
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module named vllm')"
@@ -98,6 +112,67 @@ def check(
             problems.note(problem)
     problems.check()
     return claims[0], "\n".join([", ".join([here, *found.took]), *found.warnings])
+
+
+def check_backend(recipe: Recipe) -> None:
+    """Raise ConfigError for a recipe whose sites aren't ours to start, or not on this machine."""
+    if recipe.site.backend != "embedded":
+        raise ConfigError(
+            f'site.backend ("{recipe.site.backend}") must be "embedded" for composer-prime run and site, '
+            "which start processes on this machine: drop the key"
+        )
+    uri = run_uri(recipe)
+    if uri is not None and uri.startswith("memory://"):
+        raise ConfigError(
+            f"outer.store ({uri}) lives in one process, and a site's trainer is a process of its own: name a folder or "
+            "an s3:// bucket, or leave the key out"
+        )
+
+
+def check_room(what: str, folder: Path) -> None:
+    """Raise StoreUnusable, with the cause, unless files of a run fit into a folder, which need not be there yet."""
+    at = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=at) as file:
+            file.write(bytes(ROOM_BYTES))
+    except OSError as error:
+        error.filename = None  # a name of no interest
+        why = SystemRefused.of(error, at, then="") or f"{error.strerror}: name a folder that can be written"
+        raise StoreUnusable(f"{what} ({folder}) can't hold files of {ROOM_BYTES >> 20} MiB: {why}") from error
+
+
+def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replaced: bool = False) -> None:
+    """Probe the bucket as this site, where there is an outer loop; a folder in one beside it, which is gone after.
+
+    Raises StoreUnusable, or BadInput when a new run would find another of its name there; FingerprintMismatch when the
+    run that is there has other settings.
+    """
+    uri = run_uri(recipe)
+    if uri is None or uri.startswith("memory://"):
+        return
+    probe = partial(probe_store, site=site)
+    store = open_store(uri, recipe.site.key_file)
+    try:
+        if isinstance(store, FileStore):
+            check_room("outer.store", store.root)
+            standing = next(each for each in (store.root, *store.root.parents) if each.exists())
+            with tempfile.TemporaryDirectory(prefix=".composer-prime-", dir=standing) as beside:
+                probe(FileStore(beside))
+        else:
+            probe(store)
+        if replaced:
+            return  # what is there goes
+        if new_run:
+            check_new_run(recipe, store)
+        elif store.list(keys.manifest()):
+            manifest, terms = find_manifest(store)[0], terms_of(recipe)
+            if change := changed_terms(manifest.terms, terms):
+                raise FingerprintMismatch(
+                    f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
+                    f"{another_run(manifest.run, uri)}"
+                )
+    finally:
+        store.close()
 
 
 def check_key(recipe: RecipeBase, site: str) -> None:

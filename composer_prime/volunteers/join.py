@@ -143,8 +143,7 @@ def site_runner(recipe: RecipeBase) -> RunSite:
         from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
         return lambda recipe, site, resume: run_prime_rl(recipe, site, resume, continuing=None)
-    from composer_prime.sites.embedded.local_run import Surroundings, run_site
-    from composer_prime.sites.embedded.prepare import joining_model_command
+    from composer_prime.sites.embedded.local_run import Surroundings, joining_model_command, run_site
 
     surroundings = Surroundings(continuing=None, model_command=joining_model_command)
     return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from composer_prime.errors import CorruptObject, SiteError
-from composer_prime.sites.embedded.whole_folder import whole_folder
+from composer_prime.sites.embedded.whole_folder import numbered_steps, whole_folder
 
 _STREAMS = {
     "token_ids": np.int64,
@@ -128,9 +128,9 @@ def drop_trained(rollouts_dir: Path, step: int) -> None:
 
 def drop_batches(rollouts_dir: Path, from_step: int) -> None:
     """Delete what an earlier start of the site left for steps that are still to be trained: an older policy made it."""
-    for folder in Path(rollouts_dir).glob("step_*"):
-        if int(folder.name.removeprefix("step_")) >= from_step:
-            shutil.rmtree(folder, ignore_errors=True)
+    for step in numbered_steps(rollouts_dir):
+        if step >= from_step:
+            shutil.rmtree(batch_folder(rollouts_dir, step), ignore_errors=True)
 
 
 def _describe(sample: TrainingSample) -> dict[str, object]:

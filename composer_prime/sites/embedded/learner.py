@@ -1,20 +1,23 @@
 """One training step: samples in, weights moved, numbers out. No files, no clocks but its own stopwatch.
 
 The loss is whatever function the recipe names, called as PRIME-RL calls it: once per sample, summed over tokens, and
-divided by the number of trained tokens of the whole batch.
+divided by the number of trained tokens of the whole batch. The optimizer is AdamW, or Muon for matrices and AdamW for
+the rest, as PRIME-RL's trainer/optim.py has it.
 """
 
 import importlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from composer_prime import metrics
@@ -24,7 +27,6 @@ from composer_prime.errors import ConfigError, SiteError
 from composer_prime.losses.records import LossInputs, LossOutputs
 from composer_prime.sites.embedded.batches import TrainingSample
 from composer_prime.sites.embedded.distilling import DPPO_LOW, Distiller, stream_means
-from composer_prime.sites.embedded.optimizers import inner_optimizer
 from composer_prime.sites.embedded.packing import MICRO_BATCH_TOKENS, MicroBatch, pack, trainer_logprobs
 
 LossFn = Callable[[LossInputs], LossOutputs]
@@ -32,6 +34,10 @@ LossFn = Callable[[LossInputs], LossOutputs]
 _SUMS = {"policy_loss": metrics.LOSS_POLICY, "kl_loss": metrics.LOSS_KL, "replay_loss": metrics.LOSS_REPLAY}
 _COUNTS = {"num_teacher_tokens": metrics.LOSS_NUM_TEACHER_TOKENS}
 _MEANS = {"mismatch_kl": metrics.LOSS_MISMATCH_KL, "is_masked": metrics.LOSS_IS_MASKED}
+
+
+_NO_MATRICES = ("embed_tokens", "lm_head")
+"""Tables of rows that don't act as matrices: Muon leaves them to AdamW."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,75 @@ class _RunningSums:
         found = {names[name]: self.total(name) / num_tokens for name in self._values if name in names}
         found |= {_COUNTS[name]: self.total(name) for name in self._values if name in _COUNTS}
         return found | stream_means(self.total)
+
+
+class InnerOptimizer:
+    """One or two of torch's optimizers, which share the parameters of a model, as one."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self._parts = tuple(parts)
+
+    def step(self, lr: float) -> None:
+        """Move the parameters by their gradients, with a learning rate."""
+        for group in self._groups():
+            group["lr"] = lr
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; of AdamW alone it is torch's own."""
+        if len(self._parts) == 1:
+            return self._parts[0].state_dict()
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part, its in zip(self._parts, state.get("parts", [state]), strict=True):
+            part.load_state_dict(dict(its))
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return chain.from_iterable(part.param_groups for part in self._parts)
+
+
+def inner_optimizer(model: nn.Module, config: OptimConfig) -> InnerOptimizer:
+    """The optimizer of a model's parameters that have gradients, as `[trainer.optim]` says.
+
+    Muon (Jordan et al. 2024) orthogonalizes the momentum of each matrix, and its step is scaled to the size of one of
+    AdamW's (Liu et al. 2025, 2502.16982), so that both take the same learning rates. Embeddings, the head, norms and
+    biases are AdamW's.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    matrices = [parameter for name, parameter in named if config.type == "muon" and _is_matrix(name, parameter)]
+    taken = {id(parameter) for parameter in matrices}
+    parts: list[Optimizer] = []
+    if matrices:
+        parts.append(
+            torch.optim.Muon(
+                matrices,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                momentum=config.mu,
+                nesterov=False,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    parts.append(
+        torch.optim.AdamW(
+            [parameter for _, parameter in named if id(parameter) not in taken],
+            lr=config.lr,
+            betas=(config.betas1, config.betas2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+    )
+    return InnerOptimizer(parts)
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not any(part in name for part in _NO_MATRICES)
 
 
 def learning_rate(peak: float, scheduler: SchedulerConfig, num_steps: int, step: int) -> float:

@@ -21,8 +21,7 @@ from composer_prime.config.model_folder import check_dtypes, check_loaded, loadi
 from composer_prime.config.recipe import TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError, last_words
-from composer_prime.sites.embedded.device import check_device
-from composer_prime.sites.embedded.installed import check_maker
+from composer_prime.sites.embedded.installed import check_device, check_maker
 from composer_prime.sites.intact import SUMS, damage, seal
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 
+from composer_prime.config.recipe import Recipe
 from composer_prime.errors import BadInput
 
 HOST = "127.0.0.1"
@@ -45,6 +47,17 @@ def claim_port(fixed: int | None, taken: set[int]) -> int:
             "or leave the key out and a free one is taken"
         )
     raise BadInput(f"no free port on {HOST} in {_FIRST}-{_LAST} after {_MAX_TRIES} tries: set inference.server.port")
+
+
+def claim_ports(recipe: Recipe, sites: Sequence[str]) -> list[int]:
+    """A port for each site's server. Raises BadInput when a fixed one is in use.
+
+    A fixed inference.server.port is the first listed site's; the others, and then a joiner, take those after it.
+    """
+    taken: set[int] = set()
+    first, names = recipe.inference.server.port, recipe.site_names
+    places = [names.index(site) if site in names else len(names) for site in sites]
+    return [claim_port(None if first is None else first + place, taken) for place in places]
 
 
 def listen(port: int, setting: str = "inference.server.port") -> socket.socket:

@@ -11,9 +11,8 @@ import verifiers.v1 as vf
 from composer_prime.hints.answers import find_error
 from composer_prime.metrics import TOOLS_CALLS, TOOLS_ERRORS
 from composer_prime.sites.embedded.tools.external import ExternalServer
-from composer_prime.sites.embedded.tools.failures import ToolFailure
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
-from composer_prime.sites.embedded.tools.listing import ToolSpec, check_names
+from composer_prime.sites.embedded.tools.listing import ToolFailure, ToolSpec, check_names
 
 TOOLS_SECONDS = "tools/seconds"
 """Seconds until calls were answered, summed over a rollout; a step's record has their mean instead."""
@@ -23,7 +22,7 @@ class RolloutTools:
     """Answers one conversation's calls until `close`.
 
     toolsets   the task's own, served for this conversation alone.
-    shared     the taskset's, which serve all conversations: a thread and what it serves.
+    shared     the taskset's, which serve all conversations: each tool and the thread that serves it.
     external   MCP servers by their names.
     timeout_s  seconds that one call may take.
     """
@@ -32,7 +31,7 @@ class RolloutTools:
         self,
         toolsets: Sequence[vf.Toolset],
         trace: vf.Trace,
-        shared: "SharedTools",
+        shared: Sequence[tuple[ToolSpec, ToolsetThread]],
         external: Mapping[str, ExternalServer],
         timeout_s: float,
     ) -> None:
@@ -49,7 +48,7 @@ class RolloutTools:
 
         Raises ToolFailure for two tools of one name or a bad schema, and what a toolset raised.
         """
-        found: list[tuple[ToolSpec, ToolsetThread | ExternalServer]] = [*self._shared.found]
+        found: list[tuple[ToolSpec, ToolsetThread | ExternalServer]] = [*self._shared]
         for name, server in self._external.items():
             found += [(spec, server) for spec in await server.list_tools(name)]
         if self._own is not None:
@@ -101,21 +100,3 @@ class RolloutTools:
             self._counts[TOOLS_ERRORS] += 1
             self._counts[f"{TOOLS_ERRORS}/{error}"] += 1
         self._trace.record_metrics({name: float(value) for name, value in self._counts.items()})
-
-
-class SharedTools:
-    """A taskset's own toolsets, served for as long as the site plays."""
-
-    def __init__(self, toolsets: Sequence[vf.Toolset]) -> None:
-        self.found: list[tuple[ToolSpec, ToolsetThread | ExternalServer]] = []
-        self._thread = ToolsetThread(toolsets, None) if toolsets else None
-
-    async def open(self) -> None:
-        """Set them up. Raises what a toolset raised."""
-        if self._thread is not None:
-            self.found = [(spec, self._thread) for spec in await self._thread.open()]
-
-    async def close(self) -> None:
-        """End them."""
-        if self._thread is not None:
-            await self._thread.close()

@@ -16,9 +16,9 @@ from verifiers.v1.state import state_cls
 
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded.tools.external import ExternalServer
-from composer_prime.sites.embedded.tools.failures import ToolFailure
-from composer_prime.sites.embedded.tools.in_process import OPEN_TIMEOUT_S
-from composer_prime.sites.embedded.tools.rollout_tools import RolloutTools, SharedTools
+from composer_prime.sites.embedded.tools.in_process import OPEN_TIMEOUT_S, ToolsetThread
+from composer_prime.sites.embedded.tools.listing import ToolFailure, ToolSpec
+from composer_prime.sites.embedded.tools.rollout_tools import RolloutTools
 
 
 class SourceTools:
@@ -26,7 +26,10 @@ class SourceTools:
 
     def __init__(self, shared: Sequence[vf.Toolset] = ()) -> None:
         self.urls = _urls(shared)
-        self.shared = SharedTools([toolset for toolset in shared if not toolset.config.url])
+        ours = [toolset for toolset in shared if not toolset.config.url]
+        self._thread = ToolsetThread(ours, None) if ours else None
+        self.shared: list[tuple[ToolSpec, ToolsetThread]] = []
+        """The shared toolsets' tools, once they are open."""
         self._servers: dict[str, ExternalServer] = {}
 
     def server(self, url: str) -> ExternalServer:
@@ -45,7 +48,8 @@ class SourceTools:
         trace = vf.Trace.model_construct(task=seat, state=state_cls(type(task))())  # played by nobody
         async with on_stage(self) as stage:
             try:
-                await self.shared.open()
+                if self._thread is not None:
+                    self.shared = [(spec, self._thread) for spec in await self._thread.open()]
                 own = _urls(task.toolsets(task.config))
                 if twice := own.keys() & self.urls.keys():
                     raise ToolFailure(f"two tool servers are called {min(twice)}: give one another TOOL_PREFIX")
@@ -58,7 +62,8 @@ class SourceTools:
 
     async def close(self) -> None:
         """End the shared toolsets and leave the connections."""
-        await self.shared.close()
+        if self._thread is not None:
+            await self._thread.close()
         for server in self._servers.values():
             await server.close()
 
