@@ -22,6 +22,7 @@ from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import (
+    BadInput,
     ConfigError,
     EnvError,
     FingerprintMismatch,
@@ -30,7 +31,7 @@ from composer_prime.errors import (
     StoreUnusable,
     SystemRefused,
 )
-from composer_prime.sites.embedded.folder import Claim, check_new_run, claim_run_folder, claim_site_folder
+from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.installed import check_device, package_checks
 from composer_prime.sites.embedded.model import check_name, describe_model
 from composer_prime.sites.embedded.ports import claim_ports
@@ -40,6 +41,7 @@ from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.file import FileStore
+from composer_prime.sync.deleting import check_whole
 from composer_prime.sync.founding import another_run, changed_terms
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.signatures import SigningKey
@@ -99,7 +101,7 @@ def check(
     )
     if isinstance(recipe, Recipe):
         problems.gather(
-            partial(check_backend, recipe),
+            partial(check_shared, recipe),
             *package_checks(recipe),
             partial(check_device, recipe.site.device),
             partial(claim_ports, recipe, sites),
@@ -114,13 +116,8 @@ def check(
     return claims[0], "\n".join([", ".join([here, *found.took]), *found.warnings])
 
 
-def check_backend(recipe: Recipe) -> None:
-    """Raise ConfigError for a recipe whose sites aren't ours to start, or not on this machine."""
-    if recipe.site.backend != "embedded":
-        raise ConfigError(
-            f'site.backend ("{recipe.site.backend}") must be "embedded" for composer-prime run and site, '
-            "which start processes on this machine: drop the key"
-        )
+def check_shared(recipe: Recipe) -> None:
+    """Raise ConfigError for a store that another process doesn't see."""
     uri = run_uri(recipe)
     if uri is not None and uri.startswith("memory://"):
         raise ConfigError(
@@ -163,8 +160,15 @@ def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replace
         if replaced:
             return  # what is there goes
         if new_run:
-            check_new_run(recipe, store)
-        elif store.list(keys.manifest()):
+            check_whole(store)
+        is_there = bool(store.list(keys.manifest()))
+        if new_run and is_there:
+            raise BadInput(
+                f"bucket {store.uri} already holds the run {recipe.run.name}: continue it with --resume, join it with "
+                "`composer-prime site`, replace it with --clean if it made no round, or give this run another "
+                "--run.name"
+            )
+        if is_there:
             manifest, terms = find_manifest(store)[0], terms_of(recipe)
             if change := changed_terms(manifest.terms, terms):
                 raise FingerprintMismatch(
@@ -248,8 +252,7 @@ async def _play(settings: SiteSettings) -> Found:
     import_tokenizers()
     with problems.noted():
         model_dir = describe_model(settings.recipe.model.name, settings.model_dir)
-        check_vocabulary(model_dir)
-        check_context(model_dir, settings.recipe.seq_len)
+        check_sizes(model_dir, settings.recipe.seq_len)
         check_renderer(settings.recipe.orchestrator.renderer, settings.recipe.model.name, model_dir)
         settings = settings.model_copy(update={"model_dir": model_dir})
         rollouts.ROLLOUT_TIMEOUT_S = PATIENCE_S
@@ -353,24 +356,23 @@ def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
     return (ends or [len(answer) - 1])[0] + 1
 
 
-def check_vocabulary(folder: Path) -> None:
-    """Raise ModelError when the tokenizer in a model's folder has token ids that its embeddings lack."""
+def check_sizes(folder: Path, seq_len: int) -> None:
+    """Compare a model's configuration with its tokenizer and with the samples.
+
+    Raises ModelError when the tokenizer has token ids that the embeddings lack, ConfigError when samples may be longer
+    than what the model was made for.
+    """
     from composer_prime.teachers.fingerprint import load_tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    rows = config.get("text_config", config).get("vocab_size")
+    config = config.get("text_config", config)
+    rows, context = config.get("vocab_size"), config.get("max_position_embeddings")
     largest = max(load_tokenizer(folder).get_vocab().values())
     if rows is not None and largest >= rows:
         raise ModelError(
             f"model folder {folder}: its tokenizer has token ids up to {largest}, and its embeddings have {rows} rows "
             "(vocab_size): take the model's own tokenizer, or resize the embeddings"
         )
-
-
-def check_context(folder: Path, seq_len: int) -> None:
-    """Raise ConfigError when samples may be longer than what the model in a folder was made for."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    context = config.get("text_config", config).get("max_position_embeddings")
     if context is not None and seq_len > context:
         raise ConfigError(
             f"seq_len ({seq_len}) must be at most the model's context ({context}, max_position_embeddings of its "

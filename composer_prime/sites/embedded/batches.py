@@ -103,7 +103,7 @@ def read_batch(rollouts_dir: Path, step: int) -> list[TrainingSample] | None:
         raise CorruptObject(f"{folder} can't be read ({error}): delete it, the orchestrator makes it anew") from error
     num_tokens = sum(described["num_tokens"] for described in meta["samples"])
     lengths = {name: len(stream) for name, stream in streams.items()}
-    num_taught = sum(described["num_tokens"] for described in meta["samples"] if _has_candidates(described))
+    num_taught = sum(described["num_tokens"] for described in meta["samples"] if described["has_candidates"])
     if meta["step"] != step or lengths.pop("candidates", 0) != num_taught or set(lengths.values()) != {num_tokens}:
         raise CorruptObject(
             f"{folder} describes step {meta['step']} with {num_tokens} tokens and holds "
@@ -144,10 +144,6 @@ def _describe(sample: TrainingSample) -> dict[str, object]:
     }
 
 
-def _has_candidates(described: dict) -> bool:
-    return described.get("has_candidates", False)  # batches of older versions don't say
-
-
 def _join_streams(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
     """All samples end to end, one array a stream; 0.0 stands for a teacher that a sample doesn't have, and candidates
     are of those alone that have some."""
@@ -168,7 +164,7 @@ def _cut_streams(streams: dict[str, np.ndarray], described: list[dict]) -> list[
     for one in described:
         stop = start + one["num_tokens"]
         candidates = None
-        if _has_candidates(one):
+        if one["has_candidates"]:
             candidates = streams["candidates"][taught : taught + one["num_tokens"]]
             taught += one["num_tokens"]
         samples.append(

@@ -74,13 +74,7 @@ def _on_cpu(state: Any) -> Any:
 
 def tasks_drawn(checkpoints: Path, step: int) -> int:
     """How many tasks the site had drawn for the steps behind a checkpoint; 0 before the first."""
-    if step == 0:
-        return 0
-    try:
-        return int((checkpoints / f"step_{step}" / NUM_DRAWN).read_text())
-    except FileNotFoundError:
-        logger.warning("the checkpoint after step %d doesn't say which tasks were met: their order begins anew", step)
-        return 0
+    return int((checkpoints / f"step_{step}" / NUM_DRAWN).read_text()) if step else 0
 
 
 def set_damaged_aside(checkpoints: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,20 +115,13 @@ def drop(path: Path, first_step: int) -> None:
 
 def read(path: Path) -> list[Conversation]:
     """The conversations of a file, in order; none where there is no file."""
-    try:
-        return list(_parse(path.read_text(encoding="utf-8").splitlines()))
-    except FileNotFoundError:
-        return []
-
-
-def _parse(lines: Sequence[str]) -> Iterator[Conversation]:
-    for line in lines:
-        try:
+    found: list[Conversation] = []
+    with suppress(FileNotFoundError, ValueError):  # a last line that is still written
+        for line in path.read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
-        except ValueError:  # a last line that is still written
-            return
-        messages = tuple(Message(**{**each, "calls": tuple(each["calls"])}) for each in data.pop("messages"))
-        yield Conversation(**data, messages=messages)
+            messages = tuple(Message(**{**each, "calls": tuple(each["calls"])}) for each in data.pop("messages"))
+            found.append(Conversation(**data, messages=messages))
+    return found
 
 
 def draw(conversation: Conversation, site: str) -> Panel:

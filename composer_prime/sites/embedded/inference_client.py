@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 
@@ -48,9 +47,7 @@ class InferenceClient:
     async def __aenter__(self) -> "InferenceClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -28,8 +28,7 @@ from composer_prime.sites.embedded.folder import Claim
 from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.ports import claim_ports
 from composer_prime.sites.embedded.processes import answer_of
-from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
-from composer_prime.sites.embedded.screen import WAITING, Screen
+from composer_prime.sites.embedded.progress import WAITING, Screen, SiteNumbers, SiteProgress
 from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.summary import draw_summary, dropped_lines, teacher_lines, write_summary
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
@@ -210,25 +209,25 @@ class _View:
     """What the screen shows of each supervised site."""
 
     def __init__(self, supervisors: Sequence[SiteSupervisor]) -> None:
-        self._sites = [(each, SiteFollower(each.paths)) for each in supervisors]
-        for _, follower in self._sites:
-            follower.update()
-        self._trained_before = {each.site: follower.progress.num_trained for each, follower in self._sites}
+        self._sites = [(each, SiteProgress(each.paths)) for each in supervisors]
+        for _, progress in self._sites:
+            progress.update()
+        self._trained_before = {each.site: progress.num_trained for each, progress in self._sites}
 
     def look(self) -> Mapping[str, tuple[str, SiteNumbers]]:
         """State and numbers of each site, as of now."""
-        return {each.site: self._show(each, follower) for each, follower in self._sites}
+        return {each.site: self._show(each, progress) for each, progress in self._sites}
 
     def has_step(self) -> bool:
         """Whether any site has trained a step."""
         return any(numbers.step for _, numbers in self.look().values())
 
-    def _show(self, supervisor: SiteSupervisor, follower: SiteFollower) -> tuple[str, SiteNumbers]:
+    def _show(self, supervisor: SiteSupervisor, progress: SiteProgress) -> tuple[str, SiteNumbers]:
         """A site that comes back is starting, too, until it trains: its numbers are those from before."""
-        numbers = follower.update()
+        numbers = progress.update()
         if isinstance(supervisor.error, SiteRevoked):
             return "revoked", numbers
-        trains = follower.progress.num_trained > self._trained_before[supervisor.site]
+        trains = progress.num_trained > self._trained_before[supervisor.site]
         if supervisor.state is SiteState.RUNNING and numbers.waiting is not None:
             return WAITING, numbers
         starting = supervisor.state is SiteState.RUNNING and not trains

@@ -37,7 +37,7 @@ from composer_prime.sites.embedded.samples import TaskOrder, make_samples
 from composer_prime.sites.embedded.start import import_tokenizers, imported
 from composer_prime.sites.embedded.stored import StoredSamples, load_stored, split_lessons
 from composer_prime.sites.embedded.tools.in_process import num_abandoned
-from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
+from composer_prime.sites.embedded.tools.stage import TOOLS_SECONDS
 from composer_prime.sites.embedded.whole_folder import numbered_steps
 from composer_prime.visible import log_handler
 from composer_prime.waiting import Waits

@@ -21,13 +21,10 @@ _BACKLOG = 2048
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on this loopback port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
-        try:
-            probe.bind((HOST, port))
-            probe.listen(1)
-        except (OSError, OverflowError):  # the next port after 65535 is none
-            return False
+    try:
+        listen(port).close()
+    except BadInput:
+        return False
     return True
 
 
@@ -64,14 +61,14 @@ def listen(port: int, setting: str = "inference.server.port") -> socket.socket:
     """A socket that listens on that loopback port. Raises BadInput, naming the setting, when something else does."""
     # With the protocol named: asyncio switches Nagle's delay off only then, and a short answer waits 40 ms otherwise.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no obstacle
     try:
         listener.bind((HOST, port))
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the port after 65535 is none
         listener.close()
         raise BadInput(
-            f"{setting} ({port}) can't be listened on at {HOST}: {error.strerror or error}; stop what uses it, or name "
+            f"{setting} ({port}) can't be listened on at {HOST}: {getattr(error, 'strerror', None) or error}; stop what uses it, or name "
             "another port"
         ) from error
     return listener

@@ -1,20 +1,41 @@
-"""Follows the metrics tapes of a site while they grow, and boils them down to what a person watches.
+"""What a person sees while sites run: their metrics tapes, followed while they grow, in one line or row a site.
 
-Reads files only, and only what is new: it can run beside the site or after it, and costs next to nothing.
+Reads files only, and only what is new: it can run beside the site or after it, and costs next to nothing. A screen is
+redrawn in place on a terminal, and printed now and then into a log file.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from composer_prime import metrics
 from composer_prime.config.paths import SitePaths
+from composer_prime.visible import shown
 from composer_prime.waiting import Waiting, read_waiting
 
 RECENT = 3
 """Records that a rate or a shown reward is the mean of: a step's reward alone is too noisy to read."""
+
+REDRAW_S = 0.5
+"""Seconds between two drawings on a terminal."""
+LINE_S = 5.0
+"""Seconds between two lines a site where there is no terminal."""
+MUCH_FAILED = 0.5
+"""Share of failed rollouts above which they are told."""
+
+WAITING = "waiting"
+STYLES = {"running": "cyan", WAITING: "yellow", "done": "green", "stopped": "yellow", "failed": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -37,21 +58,28 @@ class SiteNumbers:
     """Share of the rollouts of the last RECENT steps that failed."""
 
 
-@dataclass
 class SiteProgress:
-    """What one site's tapes hold; a step trained again after a resume counts once, as it went last."""
+    """What one site's tapes hold so far; a step trained again after a resume counts once, as it went last.
 
-    series: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By metric and step."""
-    num_trained: int = 0
-    """Steps trained, each time again that one was."""
+    series       values by metric and step
+    num_trained  steps trained, each time again that one was
+    """
 
-    def add(self, record: dict[str, float]) -> None:
-        """Take in one record of any of the site's tapes; a NaN (no rollout went through) is no value."""
-        self.num_trained += metrics.TRAIN_TOKENS in record
-        for name, value in record.items():
-            if not math.isnan(value):
-                self.series[name][int(record["step"])] = value
+    def __init__(self, paths: SitePaths) -> None:
+        self.series: dict[str, dict[int, float]] = defaultdict(dict)
+        self.num_trained = 0
+        self._waiting = [paths.waiting(role) for role in ("trainer", "orchestrator")]
+        self._tapes = [metrics.TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
+
+    def update(self) -> SiteNumbers:
+        """Read what is new and give the line as of now."""
+        for record in [record for tape in self._tapes for record in tape.new_records()]:
+            self.num_trained += metrics.TRAIN_TOKENS in record
+            for name, value in record.items():
+                if not math.isnan(value):  # no rollout went through: no value
+                    self.series[name][int(record["step"])] = value
+        waiting = next(filter(None, map(read_waiting, self._waiting)), None)
+        return replace(self.numbers(), waiting=waiting)
 
     def trained_rewards(self) -> dict[int, float]:
         """Reward by step, of the steps that were trained on: at the end rollouts have run ahead of the trainer."""
@@ -96,23 +124,6 @@ class SiteProgress:
         )
 
 
-class SiteFollower:
-    """Follows all tapes of one site."""
-
-    def __init__(self, paths: SitePaths) -> None:
-        self.progress = SiteProgress()
-        self._waiting = [paths.waiting(role) for role in ("trainer", "orchestrator")]
-        self._tapes = [metrics.TapeFollower(paths.tape(role)) for role in ("orchestrator", "trainer")]
-
-    def update(self) -> SiteNumbers:
-        """Read what is new and give the line as of now."""
-        for tape in self._tapes:
-            for record in tape.new_records():
-                self.progress.add(record)
-        waiting = next(filter(None, map(read_waiting, self._waiting)), None)
-        return replace(self.progress.numbers(), waiting=waiting)
-
-
 def mean(values: list[float]) -> float:
     """The mean; NaN of nothing."""
     return sum(values) / len(values) if values else math.nan
@@ -121,3 +132,99 @@ def mean(values: list[float]) -> float:
 def ratio(part: float, whole: float) -> float:
     """part / whole; NaN when the whole is nothing."""
     return part / whole if whole else math.nan
+
+
+class Screen:
+    """Draws on `console` from inside a `with`; `update` as often as you like, it looks only when a drawing is due.
+
+    max_steps  training steps of a site, for the bars.
+    look       gives the state and the numbers of each site by name.
+    """
+
+    def __init__(
+        self, console: Console, max_steps: int, look: Callable[[], Mapping[str, tuple[str, SiteNumbers]]]
+    ) -> None:
+        self._console = console
+        self._max_steps = max_steps
+        self._look = look
+        # Drawn from the one thread we have: children are tied to the thread that started them, and a second thread
+        # would make starting one again unsafe.
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._period_s = REDRAW_S if self._live else LINE_S
+        self._due = time.monotonic()
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._draw()
+        if self._live:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Draw what there is now, when it is time to."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._period_s
+            self._draw()
+
+    def say(self, message: str) -> None:
+        """Print a line above the drawing; it stays."""
+        self._console.print(Text(shown(message, lines=True)), soft_wrap=True)
+
+    def _draw(self) -> None:
+        sites = self._look()
+        if self._live:
+            self._live.update(draw_table(sites, self._max_steps), refresh=True)
+            return
+        for site, (state, numbers) in sites.items():
+            self.say(draw_line(site, state, numbers, self._max_steps))
+
+
+def cells(numbers: SiteNumbers, max_steps: int) -> dict[str, str]:
+    """A site's numbers as people read them, by title."""
+    return {
+        "step": f"{numbers.step}/{max_steps}",
+        "reward": show(numbers.reward, ".3f"),
+        "rollouts/s": show(numbers.rollouts_per_s, ".0f"),
+        "tokens/s": show(numbers.tokens_per_s, ".0f"),
+        "fragment rounds": str(numbers.rounds),
+        "stall": f"{show(100 * numbers.stall, '.1f')} %",
+    }
+
+
+def draw_line(site: str, state: str, numbers: SiteNumbers, max_steps: int) -> str:
+    """One site as key=value, for a log file."""
+    told = {"site": site, "state": state, **cells(numbers, max_steps)}
+    if numbers.failed > MUCH_FAILED:
+        told["failed"] = f"{numbers.failed:.0%}"
+    line = " ".join(f"{title.replace(' ', '_')}={value.replace(' ', '')}" for title, value in told.items())
+    return f'{line} waits="{numbers.waiting}"' if state == WAITING else line
+
+
+def draw_table(sites: Mapping[str, tuple[str, SiteNumbers]], max_steps: int) -> Table:
+    """All sites as a table with a bar each."""
+    step, *rest = cells(SiteNumbers(), max_steps)
+    table = Table("site", "state", step, "", expand=False)
+    for title in rest:
+        table.add_column(title, justify="right", min_width=6)
+    notes = []
+    for site, (state, numbers) in sites.items():
+        step, *rest = cells(numbers, max_steps).values()
+        bar = ProgressBar(total=max_steps, completed=numbers.step, width=16)
+        table.add_row(site, Text(state, style=STYLES.get(state, "")), step, bar, *rest)
+        if state == WAITING:
+            notes.append(f"{site} waits {numbers.waiting}")
+        if numbers.failed > MUCH_FAILED:
+            notes.append(f"{site}: {numbers.failed:.0%} of its rollouts fail, see its logs/orchestrator.log")
+    table.caption = Text(shown("\n".join(notes), lines=True)) if notes else None
+    return table
+
+
+def show(value: float | None, form: str) -> str:
+    """A number in that format; a dash where there is none yet."""
+    return "-" if value is None or math.isnan(value) else format(value, form)

@@ -25,9 +25,8 @@ from composer_prime.metrics import (
     TRAIN_TRAIN_S,
     read_tape,
 )
-from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
+from composer_prime.sites.embedded.progress import SiteProgress, mean, show
 from composer_prime.sites.embedded.result import SiteResult, write_whole
-from composer_prime.sites.embedded.screen import show
 from composer_prime.sites.embedded.supervisor import WALL_ROLE
 
 EDGE_STEPS = 3
@@ -104,14 +103,16 @@ def _teachers(progress: SiteProgress) -> dict[str, dict[str, float | None]]:
 
 
 def _edges(name: str, values: list[float]) -> dict[str, float | None]:
-    return {f"{name}_first": rounded(mean(values[:EDGE_STEPS])), f"{name}_last": rounded(mean(values[-EDGE_STEPS:]))}
+    if not values:
+        return {f"{name}_first": None, f"{name}_last": None}
+    return {f"{name}_first": round(mean(values[:EDGE_STEPS]), 4), f"{name}_last": round(mean(values[-EDGE_STEPS:]), 4)}
 
 
 def read_progress(paths: SitePaths) -> SiteProgress:
     """All that a site's tapes hold."""
-    follower = SiteFollower(paths)
-    follower.update()
-    return follower.progress
+    progress = SiteProgress(paths)
+    progress.update()
+    return progress
 
 
 def wall_spans(paths: SitePaths) -> list[tuple[float, float]]:
@@ -133,11 +134,6 @@ def masters_equal(sites: Mapping[str, dict[str, Any]]) -> bool | None:
     """Whether all sites that finished hold the same masters; None when none of them holds any."""
     masters = [site["master_sha256"] for site in sites.values() if site["master_sha256"]]
     return all(each == masters[0] for each in masters) if masters else None
-
-
-def rounded(value: float) -> float | None:
-    """For JSON: four digits, and null for NaN."""
-    return None if math.isnan(value) else round(value, 4)
 
 
 def draw_summary(summary: Mapping[str, Any]) -> Table:

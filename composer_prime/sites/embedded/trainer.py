@@ -26,8 +26,7 @@ from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, drop_trained, read_batch, read_num_drawn
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint, tasks_drawn
-from composer_prime.sites.embedded.distilling import DPPO_LOW
-from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
+from composer_prime.sites.embedded.learner import DPPO_LOW, Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
