@@ -115,8 +115,8 @@ def follow(
     from composer_prime.export.following import Follower
     from composer_prime.export.reading import MasterReader
     from composer_prime.export.server import WeightServer, check_api
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.sites.embedded.model import resolve_model
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
     dtype_of(dtype)

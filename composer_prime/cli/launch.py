@@ -153,7 +153,7 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.launch.supervisor_job import order_of, start_supervisor
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
     with closing(open_store(plan.run_uri)) as store, closing(begin_fleet(store, plan.recipe.run.name)) as fleet:

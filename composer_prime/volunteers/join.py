@@ -20,7 +20,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.gateway.store import KEY_VARIABLE
-from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sites.embedded.processes import catch_interrupt
 from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import examine, lines
 from composer_prime.volunteers.entrance import Entrance, enter, own_key, reached

@@ -241,7 +241,7 @@ def test_checkpoints_say_how_many_tasks_were_drawn_for_their_steps(tmp_path):
     run_trainer(settings)
     assert tasks_drawn(settings.paths.checkpoints, 0) == 0
     assert tasks_drawn(settings.paths.checkpoints, 2) == 20
-    shutil.rmtree(settings.paths.rollout(1))
+    shutil.rmtree(settings.paths.rollouts / "step_1")
     stays = settle(tmp_path, steps=2, resume=True)  # it trains nothing, and saves what it was
     run_trainer(stays)
     assert tasks_drawn(settings.paths.checkpoints, 2) == 20

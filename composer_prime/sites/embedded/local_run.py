@@ -25,9 +25,8 @@ from composer_prime.errors import BadInput, SiteRevoked
 from composer_prime.private import users_umask
 from composer_prime.sites.embedded.conversations import before_and_after
 from composer_prime.sites.embedded.folder import Claim
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
 from composer_prime.sites.embedded.ports import claim_ports
-from composer_prime.sites.embedded.processes import answer_of
+from composer_prime.sites.embedded.processes import Interrupt, answer_of, catch_interrupt
 from composer_prime.sites.embedded.progress import WAITING, Screen, SiteNumbers, SiteProgress
 from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.summary import draw_summary, dropped_lines, teacher_lines, write_summary
@@ -104,7 +103,10 @@ def _run(recipe: Recipe, sites: Sequence[str], resume: bool, surroundings: Surro
             model_dir = _model_folder(recipe, claim, surroundings, interrupt)
             if model_dir is not None:
                 check_streams(recipe, model_dir)
-                settled = settle_sites(recipe, left, model_dir, resume)
+                settled = [
+                    settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume)
+                    for site, port in zip(left, claim_ports(recipe, left), strict=True)
+                ]
                 claim.take()
                 supervisors = [SiteSupervisor(one, began=began, command=surroundings.role_command) for one in settled]
                 _watch(supervisors, recipe.max_steps, surroundings.console, interrupt)
@@ -149,14 +151,6 @@ async def _check(pools: Sequence[TeacherPool], tokenizer: Any) -> None:
         for pool in pools:
             stack.push_async_callback(pool.close)
             await pool.check(tokenizer)
-
-
-def settle_sites(recipe: Recipe, sites: Sequence[str], model_dir: Path, resume: bool) -> list[SiteSettings]:
-    """The settings of each site, on a port of its own. Raises BadInput when a fixed one is in use."""
-    return [
-        settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume)
-        for site, port in zip(sites, claim_ports(recipe, sites), strict=True)
-    ]
 
 
 def _sum_up(paths: RunPaths, sites: Sequence[str], surroundings: Surroundings) -> None:

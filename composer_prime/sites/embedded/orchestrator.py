@@ -10,13 +10,13 @@ when the trainer's result is there, or on SIGTERM. No torch.
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,9 @@ class Orchestrator:
         """Write one batch after another. Without an outer loop the run has max_steps of them; with one, the outer
         loop decides how many the trainer needs."""
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
-            for step in self.steps():
+            for step in itertools.count(self.start_step):
+                if self.settings.recipe.outer is None and step >= self.settings.recipe.max_steps:
+                    return
                 # Beyond max_steps the trainer goes on only while a round is missing.
                 ahead = self.config.max_off_policy_steps if step < self.settings.recipe.max_steps else 0
                 await self.weights.at_least(max(self.start_step, step - ahead))
@@ -110,13 +112,6 @@ class Orchestrator:
         write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored], self.order.num_drawn)
         conversations.append(self.settings.paths.conversations, shown(batch, step))
         return batch, {**found, **agreement}
-
-    def steps(self) -> Iterator[int]:
-        """The training steps still to come."""
-        step = self.start_step
-        while self.settings.recipe.outer is not None or step < self.settings.recipe.max_steps:
-            yield step
-            step += 1
 
     async def play_batch(self, step: int) -> Batch:
         """Draw tasks and play them until a draw teaches something, or stored samples do. Raises SiteError when all

@@ -67,8 +67,8 @@ def listen(port: int, setting: str = "inference.server.port") -> socket.socket:
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:  # the port after 65535 is none
         listener.close()
+        why = getattr(error, "strerror", None) or error
         raise BadInput(
-            f"{setting} ({port}) can't be listened on at {HOST}: {getattr(error, 'strerror', None) or error}; stop what uses it, or name "
-            "another port"
+            f"{setting} ({port}) can't be listened on at {HOST}: {why}; stop what uses it, or name another port"
         ) from error
     return listener

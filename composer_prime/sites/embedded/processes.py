@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from composer_prime import redaction
@@ -29,6 +30,7 @@ DRAIN_S = 5.0
 
 _TAIL_BYTES = 64 * 1024
 _POLL_S = 0.05
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Runs between fork and the command. PR_SET_PDEATHSIG (1) survives execve and fires when the *thread* that started us
 # ends, so children are started from a thread that lives as long as they do. Not a preexec_fn: Python 3.12 warns
@@ -229,3 +231,32 @@ def tail(log: Path, num_lines: int, start: int = 0) -> list[str]:
 def describe_exit(code: int) -> str:
     """An exit code in words: "exit code 3", "killed by SIGKILL"."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Interrupt:
+    """Whether somebody wants us to stop: Ctrl-C as a flag, so that nothing is cut off while it starts a process."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler: the first asks, the second insists (KeyboardInterrupt)."""
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+@contextlib.contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP go to the flag while inside.
+
+    Main thread only, as Python's signals are.
+    """
+    interrupt = Interrupt()
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, interrupt.handle) for number in _INTERRUPTS if number not in ignored}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

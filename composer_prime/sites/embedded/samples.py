@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from composer_prime.sites.embedded.batches import TrainingSample
-from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout
+from composer_prime.sites.embedded.rollouts import Group
 
 
 class TaskOrder:
@@ -70,23 +70,19 @@ def make_samples(groups: Iterable[Group], *, temperature: float, filter_zero_adv
         is_taught_alone = filter_zero_advantages and not has_signal(advantages)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True):
             samples += [
-                _sample(group, rollout, branch, advantage, temperature)
+                TrainingSample(
+                    token_ids=branch.token_ids,
+                    mask=branch.mask,
+                    logprobs=branch.logprobs,
+                    temperatures=[temperature] * len(branch.token_ids),
+                    advantages=[advantage if sampled else 0.0 for sampled in branch.mask],
+                    env_name=group.source,
+                    reward=rollout.reward,
+                    policy_version=group.policy_version,
+                    ref_logprobs=branch.ref_logprobs,
+                    candidates=branch.candidates,
+                )
                 for branch in rollout.branches
                 if not is_taught_alone or branch.is_taught
             ]
     return samples
-
-
-def _sample(group: Group, rollout: Rollout, branch: Branch, advantage: float, temperature: float) -> TrainingSample:
-    return TrainingSample(
-        token_ids=branch.token_ids,
-        mask=branch.mask,
-        logprobs=branch.logprobs,
-        temperatures=[temperature] * len(branch.token_ids),
-        advantages=[advantage if sampled else 0.0 for sampled in branch.mask],
-        env_name=group.source,
-        reward=rollout.reward,
-        policy_version=group.policy_version,
-        ref_logprobs=branch.ref_logprobs,
-        candidates=branch.candidates,
-    )
