@@ -14,7 +14,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +34,9 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.orchestrator import leave_proxies_out
 from composer_prime.sites.embedded.ports import HOST, claim_port
-from composer_prime.sites.embedded.processes import QUIET_ENV, Child
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, answer_of
 from composer_prime.sites.embedded.rollouts import RolloutPlayer
-from composer_prime.sites.embedded.supervisor import bad_input, crashed, role_command
+from composer_prime.sites.embedded.supervisor import role_command
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.roster import Roster
@@ -93,19 +92,10 @@ def _bare(recipe: Recipe) -> Recipe:
 
 def _in_a_process(settings: SiteSettings, arguments: Sequence[str]) -> float:
     """What `main` prints in a process of its own: verifiers keeps locks of the first event loop it meets."""
-    answer = settings.paths.root / "reward"
     command = [sys.executable, "-m", "composer_prime.ablate.held_out", *arguments]
-    child = Child("held-out", command, settings.paths.log("held-out"), env=QUIET_ENV, stdout=answer)
-    try:
-        while (code := child.poll()) is None:
-            time.sleep(_POLL_S)
-    finally:
-        child.kill()
-    if code == BadInput.exit_code:
-        raise bad_input(child, code)
-    if code != 0:
-        raise crashed(child, code)
-    return float(answer.read_text())
+    answer = answer_of("held-out", command, settings.paths.log("held-out"))
+    assert answer is not None  # nobody stops it
+    return float(answer)
 
 
 def final_weights(store: Store) -> dict[str, Tensor]:

@@ -20,12 +20,13 @@ from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
 from composer_prime.export.model import made_whole
-from composer_prime.sites.embedded.broadcasts import published, weights
+from composer_prime.sites.embedded.broadcasts import weights
 from composer_prime.sites.embedded.local_run import INTERRUPTED_EXIT
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.ports import HOST, claim_port, is_free
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.embedded.whole_folder import numbered_steps
 from composer_prime.store import open_store
 
 GREEDY = 0.0
@@ -196,7 +197,7 @@ def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
 
     for name in job.recipe.site_names:
         paths = job.run.site(name)
-        if not (versions := published(paths.broadcasts)):
+        if not (versions := numbered_steps(paths.broadcasts)):
             raise BadInput(f"{paths.broadcasts} holds no weights of {job.label}: delete {job.row}, to make it again")
         yield _trained_part(load_file(paths.broadcast(versions[-1]) / "model.safetensors"), job)
 

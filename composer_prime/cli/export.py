@@ -112,8 +112,8 @@ def follow(
     from composer_prime.export.following import Follower
     from composer_prime.export.reading import MasterReader
     from composer_prime.export.server import WeightServer
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
     from composer_prime.sites.embedded.model import resolve_model
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
     with ExitStack() as stack:

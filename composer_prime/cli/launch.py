@@ -120,7 +120,7 @@ def _checked(
     from composer_prime.config import Recipe
     from composer_prime.launch import preflight
     from composer_prime.sites.embedded.installed import package_checks
-    from composer_prime.sites.embedded.prepare import check_bucket
+    from composer_prime.sites.preflight import check_bucket
 
     checks = (
         (preflight.access_lines(plan), True),
@@ -149,7 +149,7 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.launch.supervisor_job import order_of, start_supervisor
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
     with closing(open_store(plan.run_uri)) as store, closing(begin_fleet(store, plan.recipe.run.name)) as fleet:

@@ -67,7 +67,8 @@ def rollouts(
 ) -> None:
     """Show conversations with their rewards, the tools that were called and what was taught."""
     from composer_prime.config.paths import RunPaths
-    from composer_prime.sites.embedded.conversations import read
+    from composer_prime.sites.embedded.conversations import draw, read
+    from composer_prime.visible import json_text
 
     paths = RunPaths(run)
     names = sorted(folder.name for folder in paths.sites.glob("*/")) if site is None else [site]
@@ -85,8 +86,6 @@ def rollouts(
             typer.echo(json_text({"site": name, **asdict(each)}))
         return
     from rich.console import Console
-
-    from composer_prime.sites.embedded.conversation_view import draw
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     for name, each in shown:

@@ -48,7 +48,7 @@ def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: flo
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
-    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.model import named_shapes
     from composer_prime.sites.listening import listening_lines
 
     yield to_toml(recipe.to_data())

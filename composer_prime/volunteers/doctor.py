@@ -181,7 +181,7 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
     """What this machine can do for a site of a recipe, whose run need not be there yet."""
-    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.model import named_shapes
 
     task = Task(recipe, terms_of(recipe), named_shapes(recipe.model.name), recipe.sites.count + 1)
     uri, link = run_uri(recipe), None

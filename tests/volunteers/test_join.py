@@ -18,8 +18,8 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
 from composer_prime.sites.embedded import local_run
-from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings
+from composer_prime.sites.embedded.processes import catch_interrupt
 from composer_prime.store import keys
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Close
