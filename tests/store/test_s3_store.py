@@ -18,8 +18,7 @@ from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, open_store, probe_store, remote
 from composer_prime.store.obstore import PART_BYTES, READ_BYTES
 from tests.patience import PATIENCE_S
-from tests.servers import S3Server
-from tests.servers import seaweed as seaweed_server
+from tests.servers import S3Server, weed
 from tests.servers.faulty_s3 import FaultyServer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -276,14 +275,14 @@ def test_listing_of_more_than_a_page_is_complete(store_uri: Callable[[str], str]
 def test_write_outlives_a_restart_of_the_server_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with seaweed_server.running(tmp_path) as server:
+    with weed.seaweed(tmp_path) as server:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
-        store = open_store(f"s3://{seaweed_server.BUCKET}/run")
+        store = open_store(f"s3://{weed.BUCKET}/run")
         assert store.create("before", b"1")
     with closing(store), ThreadPoolExecutor(1) as pool:
         creating = pool.submit(store.create, "during", b"2")
-        with seaweed_server.running(tmp_path, port=int(server.endpoint.rpartition(":")[2])):
+        with weed.seaweed(tmp_path, port=int(server.endpoint.rpartition(":")[2])):
             assert creating.result(timeout=PATIENCE_S) is True
             assert store.get("before") == b"1" and store.get("during") == b"2"
             assert not store.create("before", b"other")
