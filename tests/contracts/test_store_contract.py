@@ -1,7 +1,7 @@
 """What every store promises, run against each of them: memory, a folder, moto, a real SeaweedFS, and stand-ins.
 
 "hf" is SeaweedFS opened with the settings for Hugging Face; "faulty" is the memory store behind a plan without faults,
-"throttled" the same behind a limit.
+"throttled" the same behind a limit, "gateway" the same behind one whose members may do everything.
 """
 
 import importlib
@@ -20,11 +20,13 @@ import pytest
 from s3fs import S3FileSystem
 
 from composer_prime.errors import ConfigError, KeyMissing, StoreError, StoreUnusable
+from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
 from composer_prime.store.fsspec import FsspecStore
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.metered import throttle
+from tests.gateway.guarded import KEYS, allow_everything, guarding, make_run
 from tests.patience import PATIENCE_S
 from tests.servers import fixtures
 from tests.store.faulty_store import FaultPlan, FaultyStore
@@ -44,6 +46,10 @@ KINDS = [
     pytest.param("s3fs", marks=pytest.mark.s3),
     "faulty",
     "throttled",
+    "gateway memory",
+    "gateway file",
+    pytest.param("gateway seaweed", marks=pytest.mark.s3),
+    pytest.param("tickets seaweed", marks=pytest.mark.s3),
 ]
 ACROSS_PROCESSES = [
     "file",
@@ -68,8 +74,22 @@ def over_s3fs(uri: str) -> FsspecStore:
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, store_uri: Callable[[str], str]) -> Iterator[Store]:
+def store(
+    request: pytest.FixtureRequest, store_uri: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Store]:
     kind = request.param
+    by, _, behind = kind.partition(" ")
+    if behind:
+        allow_everything(monkeypatch)
+        KEYS["alice"].save(tmp_path / "alice.key")
+        monkeypatch.setenv(KEY_VARIABLE, str(tmp_path / "alice.key"))
+        with closing(open_store(store_uri("memory"))) as run, closing(open_store(store_uri(behind))) as bucket:
+            make_run(run)
+            options = {"inline_bytes": 0} if by == "tickets" else {}
+            with guarding(bucket, run=run) as gateway, closing(gateway.store("alice", **options)) as opened:
+                opened.introduce()
+                yield opened
+        return
     if kind == "s3fs":
         with closing(over_s3fs(store_uri("seaweed"))) as opened:
             yield opened
@@ -268,6 +288,8 @@ def test_prefix_is_a_string_not_a_folder(store: Store) -> None:
 
 
 def test_store_below_a_prefix_is_a_part_of_the_store_above(store: Store) -> None:
+    if isinstance(store, GatewayStore):
+        pytest.skip("a gateway serves one run")
     with closing(open_store(f"{store.uri}/runs/one")) as below:
         assert below.uri == f"{store.uri}/runs/one"
         store.create("manifest.json", b"above")

@@ -17,8 +17,6 @@ from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store, probe_store, remote
 from composer_prime.sync.signatures import SigningKey
-from tests.contracts import test_store_contract as contract
-from tests.contracts.test_store_contract import ILLEGAL_KEYS
 from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
 from tests.servers.in_thread import serving_handler
 from tests.servers.weed import free_ports
@@ -98,16 +96,6 @@ def test_a_ticket_has_no_text_form_for_its_url() -> None:
 def test_what_is_no_ticket_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="ticket"):
         Ticket.from_bytes(data)
-
-
-def test_illegal_keys_prefixes_and_ranges_are_refused_before_anybody_is_asked() -> None:
-    with closing(GatewayStore(Place("http://127.0.0.1:1", "run"), KEYS["alice"])) as store:
-        for key in ILLEGAL_KEYS:
-            contract.test_illegal_key_is_refused_by_every_method(store, key)
-        for prefix in ("/", "/a", "..", "a/../", "a//", ".a", "ä", "a b"):
-            contract.test_illegal_prefix_is_refused(store, prefix)
-        with pytest.raises(StoreError, match="must be 0 or more"):
-            store.get_range("k", -1, 1)
 
 
 # --- a gateway that is down, busy, or says no ------------------------------------------------------------------------

@@ -15,23 +15,6 @@ from tests.store.meeting import Meeting
 REMEDY = r"use a store that honours If-None-Match \(AWS S3, SeaweedFS, Ceph\), or a folder"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "memory",
-        "file",
-        pytest.param("moto", marks=pytest.mark.s3),
-        pytest.param("seaweed", marks=[pytest.mark.s3, pytest.mark.slow]),
-        "gs",
-        "az",
-    ],
-)
-def test_sixteen_writers_race_twenty_times_and_nothing_stays(kind: str, store_uri: Callable[[str], str]) -> None:
-    with closing(open_store(store_uri(kind))) as store:
-        race_store(store)
-        assert store.list("") == []
-
-
 @pytest.mark.s3
 def test_rclone_works_as_a_store_but_is_refused_because_every_writer_wins(store_uri: Callable[[str], str]) -> None:
     with closing(open_store(store_uri("rclone"))) as store:
@@ -68,19 +51,11 @@ class Usurped(MemoryStore):
         return won
 
 
-class Void(MemoryStore):
-    """Tells everybody that they lost, and keeps nothing."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        return False
-
-
 @pytest.mark.parametrize(
     ("fake", "count"),
     [
         (Ungrateful, "3 had 0 winners; in 3 a loser's bytes stand"),
         (Usurped, "3 had 1 winner; in 3 a loser's bytes stand"),
-        (Void, "3 had 0 winners; in 3 a loser's bytes stand"),
     ],
 )
 def test_race_without_a_winner_whose_bytes_stand_is_refused(fake: type[MemoryStore], count: str) -> None:
