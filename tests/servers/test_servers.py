@@ -120,11 +120,3 @@ def test_stopped_seaweed_leaves_no_socket(
         outside = sockets_outside(tmp_path, server)
         assert len(outside) >= 4
     assert not {path for path in outside if path.exists()}
-
-
-@pytest.mark.s3
-def test_two_seaweeds_run_side_by_side(tmp_path: Path) -> None:
-    with seaweed(tmp_path / "one") as one, seaweed(tmp_path / "two") as two:
-        one.make_bucket("only-in-one")
-        assert one.takes_objects("only-in-one")
-        assert one.endpoint != two.endpoint

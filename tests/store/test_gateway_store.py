@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +16,7 @@ from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store, probe_store, remote
 from composer_prime.sync.signatures import SigningKey
-from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
+from tests.gateway.guarded import KEYS, guarding, make_run
 from tests.servers.in_thread import serving_handler
 from tests.servers.weed import free_ports
 
@@ -199,18 +198,6 @@ def test_a_proxy_s_own_page_is_no_missing_key(scripted: tuple[GatewayStore, type
         store.get("a")
 
 
-def test_a_create_whose_answer_was_lost_has_won() -> None:
-    run = open_store("memory://gateway-store-lost")
-    made = make_run(run)
-    with guarding(run) as gateway:
-        store = gateway.store("alice")
-        data = signed(gateway.served, "alice", claim_of("alice"))
-        run.create(keys.claim("alice", 0), data)  # as our own first try did, whose answer never came
-        assert store.create(keys.claim("alice", 0), data)
-        store.close()
-    assert made.run.manifest.run == "run"
-
-
 def test_a_put_that_meets_other_bytes_where_things_are_written_once_says_so(
     scripted: tuple[GatewayStore, type[Scripted]],
 ) -> None:
@@ -233,16 +220,3 @@ def test_a_proxy_from_the_environment_is_used(key_file: Path, monkeypatch: pytes
         with closing(open_store("gateway+http://gateway.invalid/run", key_file)) as store:
             assert store.list("") == ["a"]
     assert Proxy.asked == ["GET http://gateway.invalid/run/site", "GET http://gateway.invalid/run/keys?prefix="]
-
-
-def test_many_threads_share_one_store() -> None:
-    run = open_store("memory://gateway-store-threads")
-    make_run(run)
-    with guarding(run) as gateway, closing(gateway.store("alice")) as store:
-        found: list[bytes] = []
-        threads = [threading.Thread(target=lambda: found.append(store.get(keys.manifest()))) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [run.get(keys.manifest())] * 16

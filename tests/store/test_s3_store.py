@@ -69,14 +69,6 @@ def test_create_whose_answer_was_lost_is_true_when_its_bytes_stand(faulty: Fault
     assert faulty.puts == 2, "the second try should have met the first one's bytes"
 
 
-def test_create_whose_answer_was_lost_is_false_when_others_bytes_stand(
-    faulty: FaultyServer, faulty_store: Store
-) -> None:
-    faulty.faults = [(500, "InternalError", False)]
-    faulty.objects["/bucket/k"] = b"theirs"
-    assert faulty_store.create("k", b"mine") is False
-
-
 def test_conflict_with_bytes_that_stand_is_a_loss(faulty: FaultyServer, faulty_store: Store) -> None:
     faulty.objects["/bucket/k"] = b"theirs"
     faulty.faults = [(409, "ConditionalRequestConflict", False)] * 1000
