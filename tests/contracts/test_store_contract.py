@@ -24,7 +24,6 @@ from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.store import Store, open_store, probe_store, race_store
 from composer_prime.store.base import MAX_CREATE_BYTES
 from composer_prime.store.fsspec import FsspecStore
-from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.metered import throttle
 from tests.gateway.guarded import KEYS, allow_everything, guarding, make_run
 from tests.patience import PATIENCE_S
@@ -420,59 +419,6 @@ def test_a_writer_killed_by_sigkill_leaves_whole_objects_and_all_that_were_confi
         assert {f"payload/{turn}" for turn in range(confirmed)} <= set(listed)
         for key in listed:
             assert store.get(key) == bytes([int(key.rpartition("/")[2]) % 256]) * size
-
-
-class TwoWinners(MemoryStore):
-    """Ignores the condition, as some S3 servers do."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        self.put(key, data)
-        return True
-
-
-class Flatterer(MemoryStore):
-    """Tells everyone that they won, though the first bytes stay."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        return super().create(key, data) or True
-
-
-class SilentOverwriter(MemoryStore):
-    """Says that the second writer lost, and keeps its bytes all the same."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        first = key not in self.list("")
-        self.put(key, data)
-        return first
-
-
-class LateLister(MemoryStore):
-    """Does not list what was just written."""
-
-    def list(self, prefix: str) -> list[str]:
-        return []
-
-
-class Broken(MemoryStore):
-    """Can't be written."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        raise StoreError("the disk is on fire")
-
-
-@pytest.mark.parametrize(
-    ("fake", "cause"),
-    [
-        (TwoWinners, "does not keep create-if-absent .*2 won.*second one's bytes stand"),
-        (Flatterer, "does not keep create-if-absent .*2 won.*first one's bytes stand"),
-        (SilentOverwriter, "does not keep create-if-absent .*1 won.*second one's bytes stand"),
-        (LateLister, "does not list what was just written"),
-        (Broken, "can't be used: the disk is on fire"),
-    ],
-)
-def test_probe_refuses_a_broken_store_and_names_it(fake: type[MemoryStore], cause: str) -> None:
-    with pytest.raises(StoreUnusable, match=f"memory://broken {cause}"):
-        probe_store(fake("broken"))
 
 
 @pytest.mark.parametrize("kind", ["fsspec.implementations.memory.MemoryFileSystem", "huggingface_hub.HfFileSystem"])
