@@ -59,12 +59,6 @@ def test_a_member_writes_each_of_its_own_kinds_in_one_way() -> None:
         assert {way for way in ("create", "put", "delete") if refused("alice", way, key("alice")) is None} == ways, kind
 
 
-def test_nobody_writes_under_a_name_that_is_another_s_nor_what_decides_for_everybody() -> None:
-    others = [make(other) for make, _ in OWN.values() for other in ("a", "alice-2", "alic", "lice", "bob")]
-    for key in others + list(OTHERS.values()):
-        assert all(refused("alice", way, key) for way in ("create", "put", "delete")), key
-
-
 def test_what_is_no_key_of_a_run_is_neither_written_nor_read() -> None:
     for key in STRANGE + TRICKS:
         assert read_refusal(key) and all(refused("alice", way, key) for way in ("create", "put", "delete")), key
