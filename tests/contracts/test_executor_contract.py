@@ -18,7 +18,7 @@ import pytest
 
 import composer_prime
 from composer_prime.errors import BadInput, JobUnknown
-from composer_prime.executors.base import Executor, Job, JobSpec, JobState
+from composer_prime.executors.base import Executor, Job, JobSpec, JobState, Secrets
 from tests.executors import fixtures
 from tests.executors.jobs import FOREVER, Stage, await_end, await_running, fresh_process, run_to_end, wait_until
 from tests.executors.platforms import LoopbackPlatform
