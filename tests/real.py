@@ -33,7 +33,7 @@ sites: agreement average chat_templates clean device inference_contract inferenc
 sites: inference_vllm local_run local_run_teachers model monitors orchestrator preflight prepare processes rollouts
 sites: spared_weights start supervisor template_renderer waits weights whole_folder whole_weights
 sites/tools
-store: gcs_store hf_store lying_servers s3_store transfers
+store: gcs_store hf_store lying_servers s3_store torn_connections transfers_at_once
 sync: ranks
 teachers: pool vllm_teacher
 traces/ask: asking batch ceiling database forecast killed lost settings
