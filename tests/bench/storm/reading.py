@@ -2,8 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +18,7 @@ from composer_prime.sync.run import Run, load_run
 from composer_prime.sync.runtime import ThreadRuntime
 from composer_prime.sync.snapshots import load_master
 from composer_prime.sync.verifying import Verifier
+from composer_prime.volunteers.invitation import restored
 from tests.bench.storm.book import read_book
 from tests.bench.storm.places import Place
 from tests.bench.storm.plan import Record
@@ -43,22 +43,10 @@ class _Came:
     merged_s: float
 
 
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def read_report(record: Record, environment: Mapping[str, str]) -> StormReport:
     """The report of a storm that has ended. environment: variables that lead to its store."""
-    with _environment(environment):
+    with restored(environment):
+        os.environ.update(environment)
         store = open_store(record.uri)
         try:
             return _read(record, store)
