@@ -7,9 +7,11 @@ import multiprocessing
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,7 @@ def test_what_trickles_is_given_up_at_the_deadline(
 ) -> None:
     faulty_store.put("k", bytes(4 * READ_BYTES))
     monkeypatch.setattr(remote, "UNKNOWN_SIZE_S", 0.0)
+    faulty.visit = partial(time.sleep, 0.1)
     with pytest.raises(StoreError, match="slower than the slowest"):
         faulty_store.get("k")
 
