@@ -138,3 +138,10 @@ def log_handler(stream: IO[str] | None = None) -> logging.Handler:
     handler = CountingHandler(stream)
     handler.setFormatter(VisibleFormatter(LOG_FORMAT))
     return handler
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people: 1.72 MB."""
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = min((len(str(num_bytes)) - 1) // 3, len(units) - 1)
+    return f"{num_bytes / 1000**power:.{2 if power else 0}f} {units[power]}"

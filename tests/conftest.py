@@ -11,8 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests import real
-from tests.servers import S3Server, moto_server
-from tests.servers import seaweed as seaweed_server
+from tests.servers import S3Server, moto_server, weed
 
 pytest_addoption = real.add_options
 
@@ -47,8 +46,8 @@ def an_event_loop_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A SeaweedFS for the whole session, with the bucket `tests.servers.seaweed.BUCKET`."""
-    with seaweed_server.running(tmp_path_factory.mktemp("seaweed")) as server:
+    """A SeaweedFS for the whole session, with the bucket `tests.servers.weed.BUCKET`."""
+    with weed.seaweed(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
 
 
@@ -76,6 +75,6 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         server: S3Server = request.getfixturevalue(kind)
         for variable, value in server.environment().items():
             monkeypatch.setenv(variable, value)
-        return f"s3://{seaweed_server.BUCKET}/{name}"
+        return f"s3://{weed.BUCKET}/{name}"
 
     return fresh

@@ -19,7 +19,7 @@ FOLDERS = """
 bench
 cli: launch launch_elsewhere launch_hostile_bucket replay replay_ask
 contracts: executor_contract executor_contract_faults executor_contract_fleet executor_contract_logs
-executors: cache_variables dry_run_replica hf_jobs launching loopback_modal modal_deploy modal_jobs model_access
+executors: cache_variables dry_run_replica hf_jobs launching modal_deploy modal_jobs model_access
 executors: packages prime_rl_jobs proxies redacting run_anywhere shim sky sky_recorded smoke ssh supervisor_job
 export: hub server serving vllm
 gateway: invitations limits members requests serving several training
@@ -30,15 +30,15 @@ outer: late_device
 servers
 sites/prime_rl: launch pairs_env probing settings stamping_env
 sites: agreement average chat_templates clean device inference_contract inference_engines inference_process intact
-sites: inference_vllm local_run local_run_teachers model monitors orchestrator preflight prepare processes rollouts
+sites: inference_vllm local_run local_run_teachers model monitors orchestrator preflight processes rollouts
 sites: spared_weights start supervisor template_renderer waits weights whole_folder whole_weights
 sites/tools
-store: file_store gateway_contract hf_store lying_servers s3_store torn_connections transfers_at_once
-sync: one_bad_word parameters ranks
+store: hf_store lying_servers s3_store transfers
+sync: ranks
 teachers: pool vllm_teacher
 traces/ask: asking batch ceiling database forecast killed lost settings
 traces: asking_storm serve
-volunteers: behind_gateway caches commands consent doctor fit fit_prime_rl fuzz host hostile join join_command
+volunteers: behind_gateway caches commands consent doctor fuzz host hostile join join_command
 """
 """Of whose tests every one is real: a folder a line, or a folder and its files without `test_` and `.py`."""
 TESTS = """
@@ -78,7 +78,6 @@ traces/ingest/test_oddities.py::test_harbors_converter_is_given_the_session_wher
 traces/ingest/test_oddities.py::test_what_harbor_can_not_convert_is_refused
 traces/ingest/test_store.py::test_a_store_is_sound_after_a_kill_and_the_same_command_finishes_it
 traces/pairs/test_shell.py::test_commands_of_one_form_do_the_same_in_bash
-volunteers/test_link.py::test_the_clock_is_compared_with_the_servers_also_where_it_refuses_us
 """
 """Real tests in files whose other tests are not."""
 FIXTURES = frozenset(

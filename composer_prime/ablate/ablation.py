@@ -7,9 +7,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from composer_prime.ablate.plan import Job
+from composer_prime.ablate.plan import Job, Row
 from composer_prime.ablate.report import write_report
-from composer_prime.ablate.rows import Row
 from composer_prime.config.ablate import left_out
 from composer_prime.errors import ComposerPrimeError
 from composer_prime.plan.prices import dollars

@@ -14,7 +14,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from composer_prime.bearer import SITE_TOKEN, site_token
 from composer_prime.config.distill import DistillConfig
-from composer_prime.config.paths import models_cache, run_uri
+from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.settings import SiteSettings, data_shard, settle_site
 from composer_prime.config.teachers import ReplayConfig
@@ -35,10 +34,9 @@ from composer_prime.sites.embedded.inference_client import InferenceClient
 from composer_prime.sites.embedded.model import load_policy, resolve_model
 from composer_prime.sites.embedded.orchestrator import leave_proxies_out
 from composer_prime.sites.embedded.ports import HOST, claim_port
-from composer_prime.sites.embedded.processes import QUIET_ENV, Child
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, answer_of
 from composer_prime.sites.embedded.rollouts import RolloutPlayer
-from composer_prime.sites.embedded.supervisor import bad_input, crashed, role_command
-from composer_prime.store import open_store
+from composer_prime.sites.embedded.supervisor import role_command
 from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.roster import Roster
@@ -58,7 +56,6 @@ def held_out_reward(
     *,
     prompts: int = 512,
     rollouts: int = 1,
-    seed: int = 0,
     temperature: float | None = None,
 ) -> float:
     """Mean reward of a policy on tasks that no site of the recipe trains on, without the recipe's teachers and hints.
@@ -67,7 +64,6 @@ def held_out_reward(
     prompts      tasks, over all sources; they follow from the recipe alone, so two policies of equal recipes (but for
                  what tasks don't depend on) meet the same ones
     rollouts     tries at each task
-    seed         of the token sampling
     temperature  of the sampling; None: the recipe's, under which it was trained; 0: the likeliest token, without chance
 
     Raises BadInput when the environments have too few tasks that no site has, SiteError when a rollout fails
@@ -83,7 +79,7 @@ def held_out_reward(
             model_dir=write_model(base, weights, folder / "model"),
             resume=False,
         )
-        settings.model_copy(update={"sampling_seed": seed}).save()
+        settings.model_copy(update={"sampling_seed": 0}).save()
         cooled = [] if temperature is None else [str(temperature)]
         return _in_a_process(settings, [str(settings.paths.root), str(prompts), str(rollouts), *cooled])
 
@@ -96,19 +92,10 @@ def _bare(recipe: Recipe) -> Recipe:
 
 def _in_a_process(settings: SiteSettings, arguments: Sequence[str]) -> float:
     """What `main` prints in a process of its own: verifiers keeps locks of the first event loop it meets."""
-    answer = settings.paths.root / "reward"
     command = [sys.executable, "-m", "composer_prime.ablate.held_out", *arguments]
-    child = Child("held-out", command, settings.paths.log("held-out"), env=QUIET_ENV, stdout=answer)
-    try:
-        while (code := child.poll()) is None:
-            time.sleep(_POLL_S)
-    finally:
-        child.kill()
-    if code == BadInput.exit_code:
-        raise bad_input(child, code)
-    if code != 0:
-        raise crashed(child, code)
-    return float(answer.read_text())
+    answer = answer_of("held-out", command, settings.paths.log("held-out"))
+    assert answer is not None  # nobody stops it
+    return float(answer)
 
 
 def final_weights(store: Store) -> dict[str, Tensor]:
@@ -135,18 +122,6 @@ def final_weights(store: Store) -> dict[str, Tensor]:
             name: piece.view(shape) for name, piece, shape in zip(fragment.names, pieces, fragment.shapes, strict=True)
         }
     return found
-
-
-def final_weights_of(recipe: Recipe) -> dict[str, Tensor]:
-    """`final_weights` of the run that `composer-prime run` made of this recipe. Raises BadInput."""
-    uri = run_uri(recipe)
-    if uri is None:
-        raise BadInput("the recipe has no [outer] table, so its run has no masters: add one")
-    store = open_store(uri)
-    try:
-        return final_weights(store)
-    finally:
-        store.close()
 
 
 def held_out_sources(settings: SiteSettings, prompts: int) -> list[Source]:

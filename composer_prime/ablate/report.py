@@ -1,20 +1,25 @@
 """The report of an ablation: report.json with every number, report.md with one table, and held_out.png beside them."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import NormalDist, fmean, stdev
 
-from composer_prime.ablate.plan import Job
-from composer_prime.ablate.rows import Row
-from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval
+from pydantic_core import to_json
+
+from composer_prime.ablate.plan import Job, Row
 from composer_prime.config.ablate import left_out
 from composer_prime.plan.prices import dollars
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.visible import markdown
+
+_T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""97.5 % quantiles of Student's t for 1 to 30 degrees of freedom."""
 
 _EXPLAINED = (
     "- In brackets: the 95 % interval over the seeds, Student's t; differences are taken seed by seed. `*`: the "
@@ -27,6 +32,45 @@ _EXPLAINED = (
     "restart look for harm: hints of other mistakes, a teacher that is the untrained policy, the same with permuted "
     "logits, and the recipe once more from the best policy of the seed.",
 )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its 95 % interval; low and high are NaN where nothing follows, as from one seed."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval is known and leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to three digits; NaN for no degree of freedom."""
+    if freedom < 1:
+        return math.nan
+    if freedom <= len(_T_95):
+        return _T_95[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    # Cornish and Fisher's expansion, Abramowitz and Stegun 26.7.5
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def mean_interval(values: Sequence[float]) -> Estimate:
+    """Mean of the values, at least one, with Student's t interval: mean +- t s / sqrt(n)."""
+    mean = fmean(values)
+    if len(values) == 1:
+        return Estimate(mean)
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def difference_interval(values: Sequence[float], baseline: Sequence[float]) -> Estimate:
+    """Mean of the differences seed by seed, with its t interval."""
+    return mean_interval([value - base for value, base in zip(values, baseline, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -125,10 +169,10 @@ def write_report(
         "usd_per_hour": usd_per_hour,
         "missing": missing,
         "failed": reasons,
-        "arms": [asdict(arm) for arm in arms],
+        "arms": arms,
         "rows": [row.model_dump() | {"dollars": dollars(row.seconds, usd_per_hour)} for row in rows.values()],
     }
-    write_whole(folder / "report.json", json.dumps(_without_nan(data), indent=1) + "\n")
+    write_whole(folder / "report.json", to_json(data, indent=1, inf_nan_mode="null").decode() + "\n")
     _plot(arms, rows, folder / "held_out.png")
     first, base = jobs[0], f"minus {jobs[0].arm.name}"
     steps = " or ".join(map(str, sorted({job.recipe.max_steps for job in jobs})))
@@ -207,12 +251,3 @@ def _spell(estimate: Estimate | None, form: str) -> str:
         return f"{estimate.value:{form}}"
     star = " *" if form.startswith("+") and estimate.is_clear else ""
     return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]{star}"
-
-
-def _without_nan(data: Any) -> Any:
-    """The data with null for NaN, which JSON can't spell."""
-    if isinstance(data, dict):
-        return {key: _without_nan(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_without_nan(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

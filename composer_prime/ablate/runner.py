@@ -1,28 +1,33 @@
 """Trains and judges one run of an ablation: `composer-prime run` as a process, then its weights on held-out tasks."""
 
+import contextlib
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 from torch import Tensor
 
-from composer_prime.ablate.held_out import check_unseen, final_weights_of, held_out_reward, write_model
-from composer_prime.ablate.plan import Job
-from composer_prime.ablate.rows import Row, read_measured
-from composer_prime.ablate.teacher import teacher_served
-from composer_prime.config.ablate import tasks_of
-from composer_prime.config.paths import models_cache
+from composer_prime.ablate.held_out import check_unseen, final_weights, held_out_reward, write_model
+from composer_prime.ablate.plan import Job, Row, read_measured
+from composer_prime.config.ablate import OWN_TEACHER, tasks_of
+from composer_prime.config.load import recipe_from_data
+from composer_prime.config.paths import models_cache, run_uri
 from composer_prime.config.recipe import Recipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, SiteError
 from composer_prime.export.model import made_whole
-from composer_prime.sites.embedded.broadcasts import published, weights
+from composer_prime.sites.embedded.broadcasts import weights
 from composer_prime.sites.embedded.local_run import INTERRUPTED_EXIT
 from composer_prime.sites.embedded.model import load_policy, resolve_model
+from composer_prime.sites.embedded.ports import HOST, claim_port, is_free
 from composer_prime.sites.embedded.processes import QUIET_ENV, Child
 from composer_prime.sites.embedded.result import write_whole
+from composer_prime.sites.embedded.whole_folder import numbered_steps
+from composer_prime.store import open_store
 
 GREEDY = 0.0
 RESTARTED_FROM = "restarted_from"
@@ -77,6 +82,56 @@ def run_job(job: Job, is_stopped: Callable[[], bool]) -> Row | None:
     job.row.parent.mkdir(parents=True, exist_ok=True)
     write_whole(job.row, row.model_dump_json(indent=1) + "\n")
     return row
+
+
+@contextlib.contextmanager
+def teacher_served(job: Job, is_stopped: Callable[[], bool]) -> Iterator[Recipe]:
+    """The job's recipe, whose teacher answers inside the block, or `is_stopped`; as it is for an arm with no teacher of
+    ours. Of arms that look for harm it is the run's untrained first policy, on a port that a continued run finds in
+    its own recipe.
+
+    Raises BadInput when the port of a run that is continued is in use, SiteError when the teacher ends instead.
+    """
+    if job.arm.harm not in OWN_TEACHER:
+        yield job.recipe
+        return
+    port, log = _port(job), job.log.with_name(f"{job.file}-teacher.log")
+    told = job.recipe
+    command = [sys.executable, "-m", "composer_prime.cli.main", "replay", "teacher", told.model.name]
+    command += ["--port", str(port), "--seed", str(told.run.seed), "--device", told.site.device]
+    command += ["--max-model-len", str(told.seq_len + 1), *(["--permuted"] if job.arm.harm == "permuted" else [])]
+    teacher = Child("teacher", command, log, env=QUIET_ENV)
+    try:
+        while not is_stopped() and not is_healthy(port):
+            if teacher.poll() is not None:
+                raise SiteError(f"its teacher ended, see {log}: {' / '.join(teacher.tail()[-3:])}")
+            time.sleep(_POLL_S)
+        data = told.to_data()
+        data["replay"]["teachers"][0]["base_url"] = f"http://{HOST}:{port}"
+        yield recipe_from_data(data)
+    finally:
+        teacher.kill()
+
+
+def _port(job: Job) -> int:
+    if not job.run.recipe.exists():
+        return claim_port(None, set())
+    held = recipe_from_data(json.loads(job.run.recipe.read_text(encoding="utf-8")))
+    port = int(held.replay.teachers[0].base_url.rpartition(":")[2])
+    if not is_free(port):
+        raise BadInput(
+            f"port {port} on {HOST}, where the run in {job.run.root} has its teacher, is in use: stop what listens "
+            "there, or delete that folder to begin the run anew"
+        )
+    return port
+
+
+def is_healthy(port: int) -> bool:
+    """Whether a server on this machine answers /health with success."""
+    try:
+        return httpx.get(f"http://{HOST}:{port}/health", trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def start_of(job: Job) -> Row:
@@ -134,14 +189,15 @@ def _untrained(job: Job) -> Mapping[str, Tensor]:
 
 def _final_policies(job: Job) -> Iterator[Mapping[str, Tensor]]:
     """The run's masters; without an outer loop each site's own last weights."""
-    if job.recipe.outer is not None:
-        yield final_weights_of(job.recipe)
+    if (uri := run_uri(job.recipe)) is not None:
+        with contextlib.closing(open_store(uri)) as store:
+            yield final_weights(store)
         return
     from safetensors.torch import load_file
 
     for name in job.recipe.site_names:
         paths = job.run.site(name)
-        if not (versions := published(paths.broadcasts)):
+        if not (versions := numbered_steps(paths.broadcasts)):
             raise BadInput(f"{paths.broadcasts} holds no weights of {job.label}: delete {job.row}, to make it again")
         yield _trained_part(load_file(paths.broadcast(versions[-1]) / "model.safetensors"), job)
 

@@ -51,8 +51,8 @@ def ablate(
     from composer_prime.ablate.ablation import ablate
     from composer_prime.ablate.ablation import dry_run as print_plan
     from composer_prime.ablate.runner import check_tasks, run_job
-    from composer_prime.sites.embedded.device import check_device
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.installed import check_device
+    from composer_prime.sites.embedded.processes import catch_interrupt
 
     for job in jobs:
         check_device(job.recipe.site.device)

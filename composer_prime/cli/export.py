@@ -1,8 +1,9 @@
 """`composer-prime export | follow`: a run's masters as a Hugging Face folder, here, in a bucket or on the hub."""
 
+import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,8 +13,7 @@ from composer_prime.visible import say
 ModelOption = Annotated[
     str, typer.Option("--model", help='The model the run was created from: a folder, a Hugging Face id, or "tiny".')
 ]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="bfloat16, float16 or float32.")]
-
+DtypeOption = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Of the weights.")]
 AlphaOption = Annotated[float | None, typer.Option("--lora-alpha", help="alpha of a run that trains LoRA adapters.")]
 
 
@@ -35,8 +35,7 @@ def export(
     check_run(store)
     if recipe is not None:
         _check_template(recipe, model)
-    from composer_prime.export.hub import SCHEME, check_installed, parse_repository, upload
-    from composer_prime.export.snapshot import check_new_folder, check_new_place, put_folder
+    from composer_prime.export import snapshot
     from composer_prime.store import open_store
 
     def write(folder: Path) -> str:
@@ -44,21 +43,21 @@ def export(
 
     if "://" not in to:
         folder = Path(to).expanduser().absolute()
-        check_new_folder(folder)
+        snapshot.check_new_folder(folder)
         say(f"{write(folder)} to {folder}")
         return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="composer-prime-export-"))) / "snapshot"
-        if to.startswith(SCHEME):
-            repository = parse_repository(to)
-            check_installed()
+        if to.startswith(snapshot.SCHEME):
+            repository = snapshot.parse_repository(to)
+            snapshot.check_installed()
             what = write(folder)
-            say(f"{what} to {upload(folder, repository, what, private=private)}")
+            say(f"{what} to {snapshot.upload(folder, repository, what, private=private)}")
             return
         target = stack.enter_context(closing(open_store(to)))
-        check_new_place(target)
+        snapshot.check_new_place(target)
         what = write(folder)
-        put_folder(folder, target)
+        snapshot.put_folder(folder, target)
         say(f"{what} to {target.uri}")
 
 
@@ -78,13 +77,11 @@ def _check_template(file: Path, model: str) -> None:
 def _write(store: str, folder: Path, model: str, version: int | None, dtype: str, lora_alpha: float | None) -> str:
     """Write the snapshot, and say which it is."""
     from composer_prime.config.paths import models_cache
-    from composer_prime.export.bits import dtype_of
     from composer_prime.export.reading import MasterReader
     from composer_prime.export.snapshot import card_of, describe, fill_from_masters, open_model, write_folder
     from composer_prime.sites.embedded.model import resolve_model
     from composer_prime.store import open_store
 
-    dtype_of(dtype)
     with closing(open_store(store)) as opened, closing(MasterReader(opened)) as reader:
         chosen = reader.newest_version() if version is None else version
         reader.check_version(chosen)
@@ -101,27 +98,26 @@ def follow(
     server: Annotated[
         str | None, typer.Option(help="Root URL of a server that sees --dir under the same path.")
     ] = None,
-    api: Annotated[str, typer.Option(help="What the server is: prime-rl (also ours), or a plain vllm.")] = ("prime-rl"),
+    api: Annotated[
+        Literal["prime-rl", "vllm"], typer.Option(help="What the server is: prime-rl (also ours), or a plain vllm.")
+    ] = "prime-rl",
     dtype: DtypeOption = "bfloat16",
     poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the bucket.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="End when folder and server are at the newest version.")] = False,
 ) -> None:
     """Keep a folder, and an inference server, at a run's newest weights, until Ctrl-C. The bucket is only read."""
     check_run(store)
-    import time
 
     from composer_prime.config.paths import models_cache
-    from composer_prime.export.bits import dtype_of
     from composer_prime.export.following import Follower
     from composer_prime.export.reading import MasterReader
-    from composer_prime.export.server import WeightServer, check_api
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.export.server import WeightServer
     from composer_prime.sites.embedded.model import resolve_model
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
-    dtype_of(dtype)
     with ExitStack() as stack:
-        told = None if server is None else stack.enter_context(closing(WeightServer(server, check_api(api))))
+        told = None if server is None else stack.enter_context(closing(WeightServer(server, api)))
         opened = stack.enter_context(closing(open_store(store)))
         reader = stack.enter_context(closing(MasterReader(opened)))
         base = resolve_model(model, 0, models_cache())

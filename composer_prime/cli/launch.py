@@ -3,18 +3,20 @@
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from composer_prime.cli.options import RecipeArgument, StoreArgument, read_recipe
+from composer_prime.errors import BadInput, ComposerPrimeError, ExecutorError, Problems
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
-    from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
     from composer_prime.launch.fleet import Fleet
     from composer_prime.launch.plan import LaunchPlan
@@ -69,7 +71,6 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started and its price.")] = False,
 ) -> None:
     """Start a recipe's sites on a platform and watch them. The same command again finds them, and starts none twice."""
-    from composer_prime.errors import Problems
     from composer_prime.launch.budget import Limits
     from composer_prime.launch.plan import plan_launch, smoke_plan, with_stored_logins
 
@@ -101,8 +102,6 @@ def launch(
 
 def _ask(planned: list[str], *, yes: bool) -> None:
     """Show what would be started, and end the command unless the answer is yes."""
-    from composer_prime.errors import BadInput
-
     for line in planned:
         say(line)
     if yes:
@@ -121,7 +120,7 @@ def _checked(
     from composer_prime.config import Recipe
     from composer_prime.launch import preflight
     from composer_prime.sites.embedded.installed import package_checks
-    from composer_prime.sites.embedded.prepare import check_bucket
+    from composer_prime.sites.preflight import check_bucket
 
     checks = (
         (preflight.access_lines(plan), True),
@@ -146,14 +145,11 @@ def _checked(
 
 def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, supervise_on: str | None) -> int:
     """Start what isn't there, and watch it to its end; the exit code: 0 when all sites ended rightly."""
-    import threading
-
-    from composer_prime.errors import ExecutorError
     from composer_prime.launch.fleet import begin_fleet
     from composer_prime.launch.preflight import bucket_lines
     from composer_prime.launch.supervisor import Supervisor
     from composer_prime.launch.supervisor_job import order_of, start_supervisor
-    from composer_prime.sites.embedded.interrupt import catch_interrupt
+    from composer_prime.sites.embedded.processes import catch_interrupt
     from composer_prime.store import open_store
 
     with closing(open_store(plan.run_uri)) as store, closing(begin_fleet(store, plan.recipe.run.name)) as fleet:
@@ -190,10 +186,6 @@ def _launch(plan: "LaunchPlan", limits: "Limits", poll_s: float, detach: bool, s
 def _smoke(plan: "LaunchPlan", limits: "Limits", poll_s: float) -> int:
     """Start a smoke's jobs, wait for them, and show their logs; an exit code. What it wrote is deleted again, unless a
     job's end isn't confirmed."""
-    from dataclasses import replace
-
-    from composer_prime.errors import ComposerPrimeError
-
     once = replace(limits, max_restarts=0, max_preemptions=0, max_timeouts=0, hang_after_s=None)
     try:
         code = _launch(plan, once, poll_s, False, None)
@@ -220,8 +212,6 @@ def _watched(plan: "LaunchPlan", job: str, is_new: bool) -> str:
 
 def _first_turn(fleet: "Fleet", supervisor: "Supervisor") -> None:
     """Start what isn't there; when that can't be, end what was started, and say so."""
-    from composer_prime.errors import ComposerPrimeError
-
     try:
         supervisor.turn()
     except ComposerPrimeError:
@@ -278,8 +268,6 @@ def logs(
 
 def cancel(store: StoreArgument, site: SiteOption = None) -> None:
     """End a launch's jobs, or one site's, and say when their platforms confirm that nothing runs any more."""
-    from composer_prime.errors import ExecutorError
-
     failed = []
     with _fleet(store) as (fleet, book):
         for each in fleet.cancel(site):

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from composer_prime.cli.options import StoreArgument, check_run
-from composer_prime.visible import say
+from composer_prime.errors import BadInput
+from composer_prime.visible import json_text, say
 
 
 def status(
@@ -20,10 +21,7 @@ def status(
     ] = 0.0,
 ) -> None:
     """Show a run's sites, rounds, tokens and bytes. Reads only; works while sites run and after they ended."""
-    from dataclasses import asdict
-
     from composer_prime.store import open_store
-    from composer_prime.visible import json_text
     from composer_prime.watch.status import look
 
     with closing(open_store(store)) as opened:
@@ -69,8 +67,7 @@ def rollouts(
 ) -> None:
     """Show conversations with their rewards, the tools that were called and what was taught."""
     from composer_prime.config.paths import RunPaths
-    from composer_prime.errors import BadInput
-    from composer_prime.sites.embedded.conversations import read
+    from composer_prime.sites.embedded.conversations import draw, read
     from composer_prime.visible import json_text
 
     paths = RunPaths(run)
@@ -89,8 +86,6 @@ def rollouts(
             typer.echo(json_text({"site": name, **asdict(each)}))
         return
     from rich.console import Console
-
-    from composer_prime.sites.embedded.conversation_view import draw
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     for name, each in shown:

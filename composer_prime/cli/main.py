@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from composer_prime.cli import ablate, bench, export, gateway, launch, look, owner, plan, replay, run, volunteers
+from composer_prime.cli import ablate, bench, export, launch, look, owner, plan, replay, run, volunteers
 from composer_prime.errors import ComposerPrimeError, last_words
 from composer_prime.visible import guard_process
 
@@ -56,7 +56,7 @@ app.command("verify")(look.verify)
 app.command("export")(export.export)
 app.command("follow")(export.follow)
 app.command("keygen")(owner.keygen)
-app.command("gateway")(gateway.gateway)
+app.command("gateway")(owner.gateway)
 app.command("delete")(owner.delete)
 app.command("admit")(owner.admit)
 app.command("revoke")(owner.revoke)

@@ -1,6 +1,7 @@
 """What several commands take: RECIPE with its settings, STORE, and options of one meaning."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,8 +52,6 @@ StoreArgument = Annotated[
 
 def check_run(uri: str) -> None:
     """Raise BadInput when the store holds no run, before a command imports what takes seconds."""
-    from contextlib import closing
-
     from composer_prime.store import open_store
     from composer_prime.sync.lifetime import find_manifest
 

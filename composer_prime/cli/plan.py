@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from composer_prime.cli.options import RecipeArgument, read_recipe
 from composer_prime.redaction import Redactor, secret_values
+from composer_prime.visible import size
 
 if TYPE_CHECKING:
     from composer_prime.config import RecipeBase
@@ -46,7 +48,7 @@ def plan_lines(recipe: "RecipeBase", link_mbit: float | None = None, step_s: flo
     """The plan, line by line. Builds the model without weights; raises ModelError or ConfigError."""
     from composer_prime.config.toml import to_toml
     from composer_prime.outer.fragments import plan_fragments
-    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.model import named_shapes
     from composer_prime.sites.listening import listening_lines
 
     yield to_toml(recipe.to_data())
@@ -81,9 +83,9 @@ def _fragment_lines(fragments: "Sequence[Fragment]") -> Iterator[str]:
     yield f"{'fragment':>8}  {'parameters':>12}  {'fp32 bytes':>12}  tensors"
     for fragment in fragments:
         names = _abbreviated(fragment.names)
-        yield f"{fragment.index:>8}  {fragment.numel:>12,}  {_size(fragment.nbytes):>12}  {names}"
+        yield f"{fragment.index:>8}  {fragment.numel:>12,}  {size(fragment.nbytes):>12}  {names}"
     total = sum(fragment.numel for fragment in fragments)
-    yield f"{'all':>8}  {total:>12,}  {_size(sum(f.nbytes for f in fragments)):>12}"
+    yield f"{'all':>8}  {total:>12,}  {size(sum(f.nbytes for f in fragments)):>12}"
 
 
 def _traffic_lines(
@@ -112,11 +114,11 @@ def _traffic_lines(
             up_s, down_s = moved.up_s(link_mbit), moved.down_s(link_mbit)
             least = "unknown" if step_s is None else f"{max(outer.inner_steps * step_s, up_s, down_s):.3f}"
             timed = f"  {up_s:>9.3f}  {down_s:>9.3f}  {least:>9}"
-        yield f"{name:>8}  {_size(moved.up_bytes):>12}  {_size(moved.down_bytes):>12}{timed}{mark}"
+        yield f"{name:>8}  {size(moved.up_bytes):>12}  {size(moved.down_bytes):>12}{timed}{mark}"
     if link_mbit is not None:
         training = "--step-s isn't given" if step_s is None else f"inner steps of {step_s:g} s"
         yield f"over {link_mbit:g} Mbit/s each way, {training}: bytes by bandwidth; a round takes as long at least"
-    yield f"a site that joins fetches {_size(traffic(terms, numels, sites).join_bytes)} of masters at most"
+    yield f"a site that joins fetches {size(traffic(terms, numels, sites).join_bytes)} of masters at most"
     yield from _memory_lines(recipe, terms, sum(numels))
     uri = store_uri(recipe)
     if uri is not None and (line := egress_line(terms, numels, sites, uri)) is not None:
@@ -126,39 +128,25 @@ def _traffic_lines(
 def _memory_lines(recipe: "RecipeBase", terms: "Terms", numel: int) -> Iterator[str]:
     """What a site holds at least; nothing where less than the whole model is trained."""
     from composer_prime.config import PrimeRecipe
-    from composer_prime.plan.gpus import gpu_bytes, spared_by
-    from composer_prime.plan.memory import host_bytes
+    from composer_prime.plan.memory import gpu_bytes, host_bytes, spared_by
 
     if not isinstance(recipe, PrimeRecipe):
-        yield f"memory of a site: {_size(host_bytes(recipe, terms, numel))}; forward passes on top, unknown"
+        yield f"memory of a site: {size(host_bytes(recipe, terms, numel))}; forward passes on top, unknown"
     elif (name := spared_by(recipe)) is not None:
         yield f"memory of a site: unknown, since {name} is set"
     else:
         yield (
-            f"memory of a site: {_size(gpu_bytes(recipe, numel))} of all GPUs, activations and cache on top, unknown; "
-            f"{_size(host_bytes(recipe, terms, numel))} of the host beside PRIME-RL's own, a round's buffers on top"
+            f"memory of a site: {size(gpu_bytes(recipe, numel))} of all GPUs, activations and cache on top, unknown; "
+            f"{size(host_bytes(recipe, terms, numel))} of the host beside PRIME-RL's own, a round's buffers on top"
         )
 
 
-def _abbreviated(names: Sequence[str], limit: int = 60) -> str:
+def _abbreviated(names: Sequence[str], most: int = 3) -> str:
     """The blocks that the names belong to with their number of tensors: `model.layers.0 (11), lm_head (1)`."""
-    blocks: dict[str, int] = {}
+    blocks = Counter[str]()
     for name in names:
         parts = name.split(".")
         number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
-        block = ".".join(parts[: number + 1] if number is not None else parts[:-1] or parts)
-        blocks[block] = blocks.get(block, 0) + 1
-    shown: list[str] = []
-    for place, (block, count) in enumerate(blocks.items()):
-        if shown and len(", ".join(shown)) + len(block) > limit:
-            return ", ".join(shown) + f", and {len(blocks) - place} more"
-        shown.append(f"{block} ({count})")
-    return ", ".join(shown)
-
-
-def _size(num_bytes: int) -> str:
-    """Bytes for people: 1.72 MB."""
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    power = min((len(str(num_bytes)) - 1) // 3, 4)
-    return f"{num_bytes / 1000**power:.2f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+        blocks[".".join(parts[: number + 1] if number is not None else parts[:-1] or parts)] += 1
+    shown = [f"{block} ({count})" for block, count in blocks.items()]
+    return ", ".join(shown[:most]) + (f", and {len(shown) - most} more" if len(shown) > most else "")

@@ -1,6 +1,7 @@
 """`composer-prime replay`: agents' logs into a store, what teachers say of them, pairs, and served teachers."""
 
 import contextlib
+import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from composer_prime.visible import say
+from composer_prime.errors import BadInput
+from composer_prime.private import keep_private
+from composer_prime.visible import say, visible
 
 if TYPE_CHECKING:
     from composer_prime.config.text_teachers import TextTeacher
@@ -46,13 +49,9 @@ def ingest(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only.")] = False,
 ) -> None:
     """Read sessions of agents into a store, without secrets. What is there already is not added again."""
-    import json
-
     from rich.console import Console
     from rich.progress import track
 
-    from composer_prime.errors import BadInput
-    from composer_prime.private import keep_private
     from composer_prime.traces.ingest.intake import Given, find_files
     from composer_prime.traces.ingest.intake import ingest as read_in
     from composer_prime.traces.ingest.report import show
@@ -83,16 +82,11 @@ def export(
     pairs: Annotated[Path | None, typer.Option(metavar="PAIRS", help="What `replay pairs` wrote of the store.")] = None,
 ) -> None:
     """Write a store's sessions as files, or what teachers agree on there as a dataset."""
-    from composer_prime.errors import BadInput
-    from composer_prime.traces.ingest.export import KINDS
     from composer_prime.traces.ingest.export import export as write
     from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.traces.pairs import datasets
     from composer_prime.traces.pairs.lessons import read_lessons
-    from composer_prime.visible import say
 
-    if kind not in (*KINDS, *datasets.KINDS):
-        raise BadInput(f"traces can't be exported as {kind!r}: give {OF_SESSIONS}, or with --pairs {OF_PAIRS}")
     if (pairs is None) is (kind in datasets.KINDS):
         raise BadInput(f"--pairs is for {OF_PAIRS}, and --as is {kind}: give both, or neither")
     if pairs is None:
@@ -131,8 +125,6 @@ def ask(
     Exit code 1: some questions have no answer, because a teacher dropped out or the ceiling was reached.
     """
     from composer_prime.config.text_teachers import load_text_teachers
-    from composer_prime.errors import BadInput
-    from composer_prime.private import keep_private
     from composer_prime.traces.ask.plan import Choice, make_plan
     from composer_prime.traces.ask.report import forecast
     from composer_prime.traces.ingest.store import TraceStore
@@ -156,8 +148,6 @@ def ask(
 
 def _agreed(yes: bool, hosts: Sequence[str], request: str) -> bool:
     """Show what goes to other people's servers, for one decision point, and ask whether it may."""
-    from composer_prime.errors import BadInput
-
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -173,7 +163,6 @@ def _agreed(yes: bool, hosts: Sequence[str], request: str) -> bool:
 def _ask(store: "States", plan: "Plan", pool: "Sequence[TextTeacher]", to: Path, ceiling_usd: float, yes: bool) -> bool:
     """Ask under a progress bar, and print the report; whether all was answered."""
     import asyncio
-    from contextlib import ExitStack
 
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -184,7 +173,7 @@ def _ask(store: "States", plan: "Plan", pool: "Sequence[TextTeacher]", to: Path,
     columns = (*Bar.get_default_columns()[:-1], TimeRemainingColumn(), TextColumn("${task.fields[usd]:.4f}"))
     bar = Bar(*columns, console=Console(stderr=True))
     task = bar.add_task("decision points", total=len(plan.points), usd=0.0)
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
 
         def show(num_done: int, committed_usd: float) -> None:
             if not num_done:  # what is refused before has no bar
@@ -222,14 +211,12 @@ def pairs(
     """Write a pair where the teachers agree on another action than the author's, and each step's score."""
     from rich.console import Console
 
-    from composer_prime.errors import BadInput
     from composer_prime.traces.ask.folder import AnswerFolder
     from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.traces.pairs.arguments import EXPLAINING
     from composer_prime.traces.pairs.families import Circularity
     from composer_prime.traces.pairs.making import make_pairs
     from composer_prime.traces.pairs.votes import Rules
-    from composer_prime.visible import visible
 
     for one in ignore or ():
         if not all(one.rpartition(".")):

@@ -6,6 +6,7 @@ import typer
 
 from composer_prime.cli.options import DryRunOption, RecipeArgument, ResumeOption, StoreArgument, read_recipe
 from composer_prime.errors import BadInput
+from composer_prime.private import keep_private
 from composer_prime.visible import say
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ def site(
 def _train(recipe: "Recipe | PrimeRecipe", site: str | None, resume: bool, dry_run: bool = False) -> None:
     """Train one site of the recipe, or all on this machine where none is named, and end with their exit code."""
     from composer_prime.config import PrimeRecipe
-    from composer_prime.private import keep_private
 
     keep_private()
     if isinstance(recipe, PrimeRecipe):
@@ -110,7 +110,6 @@ def replica(
     from composer_prime.config import RunPaths
     from composer_prime.launch.records import read_order
     from composer_prime.launch.redacting import redact_output
-    from composer_prime.private import keep_private
 
     keep_private()
     redact_output()

@@ -1,7 +1,11 @@
 """`composer-prime invite`, `join`, `doctor` and `contribution`: volunteers, from both sides."""
 
+import json
 import sys
+import time
 from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +13,7 @@ import typer
 
 from composer_prime.cli.options import AllowOption, StoreArgument, read_recipe
 from composer_prime.errors import BadInput
+from composer_prime.private import keep_private
 from composer_prime.visible import say
 
 InvitationArgument = Annotated[
@@ -76,8 +81,6 @@ def invite(
     missing = [f"--{what}" for what, given in (("name", name), ("recipe", recipe), ("key", key)) if given is None]
     if name is None or recipe is None or key is None:
         raise BadInput(f"invite needs {', '.join(missing)}: say who is invited, to what, and sign it")
-    import time
-    from contextlib import closing
 
     from composer_prime.config import load_any
     from composer_prime.store import open_store
@@ -103,8 +106,6 @@ def invite(
 
 
 def _list(store: str) -> None:
-    import time
-    from contextlib import closing
 
     from composer_prime.store import open_store
     from composer_prime.volunteers.entrance import utc
@@ -139,7 +140,6 @@ def join(
     resume: Annotated[bool, typer.Option("--resume", help="Take the pause back.")] = False,
 ) -> None:
     """Take part in a run: check this machine, fit the recipe to it, and train, until Ctrl-C or the run's end."""
-    from composer_prime.private import keep_private
     from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.invitation import read_invitation
     from composer_prime.volunteers.join import folder_of
@@ -224,10 +224,6 @@ def contribution(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """What a site has given to a run, from the bucket alone: the site of an invitation, or any site of a run."""
-    import json
-    from contextlib import closing
-    from dataclasses import asdict
-
     from composer_prime.store import open_store
     from composer_prime.volunteers.consent import Wishes
     from composer_prime.volunteers.contribution import contribution as look

@@ -36,10 +36,6 @@ class SitePaths:
     def rollouts(self) -> Path:
         return self.root / "rollouts"
 
-    def rollout(self, step: int) -> Path:
-        """The batch that training step `step` takes."""
-        return self.rollouts / f"step_{step}"
-
     @property
     def journal(self) -> Path:
         """What offers leave behind if they are merged, written before they are made."""

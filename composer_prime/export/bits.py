@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from composer_prime.errors import BadInput
 from composer_prime.outer.chunks import spans
 
 Bits: TypeAlias = NDArray[np.unsignedinteger]
@@ -20,13 +19,6 @@ Bits: TypeAlias = NDArray[np.unsignedinteger]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SIGNED = {2: torch.int16, 4: torch.int32}
 _UNSIGNED = {2: np.uint16, 4: np.uint32}
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of that name. Raises BadInput."""
-    if name not in DTYPES:
-        raise BadInput(f"dtype ({name}) must be one of {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def rounded_bits(weights: Tensor, dtype: torch.dtype) -> Bits:

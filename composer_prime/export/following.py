@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from composer_prime.errors import BadInput, CorruptObject, ModelError, SiteError, StoreError
-from composer_prime.export.bits import bits_sha256, dtype_of
+from composer_prime.export.bits import DTYPES, bits_sha256
 from composer_prime.export.card import RECORD_FILE, SnapshotRecord
 from composer_prime.export.lora import is_lora
 from composer_prime.export.model import HfModel
@@ -64,7 +64,7 @@ class Follower:
         self._is_down = False
         self._failures = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._model, self._held = self._resume(base) or (HfModel(base, dtype_of(dtype), reader.run.fragments), None)
+        self._model, self._held = self._resume(base) or (HfModel(base, DTYPES[dtype], reader.run.fragments), None)
 
     @property
     def version(self) -> int | None:
@@ -112,7 +112,7 @@ class Follower:
                 record = SnapshotRecord.from_bytes((folder / RECORD_FILE).read_bytes(), RECORD_FILE)
                 if (record.manifest_sha256, record.dtype) != (self._reader.run.sha256, self._dtype):
                     raise ModelError("it is of another run or dtype")
-                model = HfModel(folder, dtype_of(self._dtype), self._reader.run.fragments)
+                model = HfModel(folder, DTYPES[self._dtype], self._reader.run.fragments)
                 for index, fragment in enumerate(record.fragments):
                     if bits_sha256(model.read(index)) != fragment.bits_sha256:
                         raise ModelError(f"fragment {index} isn't what its record says")

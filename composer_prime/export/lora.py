@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.export.bits import Bits, as_bits, as_values
@@ -63,7 +62,8 @@ class LoraAdapter:
     def save(self, folder: Path) -> None:
         """adapter_model.safetensors, adapter_config.json and the base model's tokenizer."""
         halves = {_parts(name): tensor for name, tensor in self._tensors.items()}
-        save_file(_filed(halves), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        filed = {f"base_model.model.{module}.{half}.weight": tensor for (module, half), tensor in halves.items()}
+        save_file(filed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         share_weights(folder)
         config = {
             "peft_type": "LORA",
@@ -79,10 +79,6 @@ class LoraAdapter:
         }
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         copy_small_files(self._base, folder, without=_OF_WHOLE_MODELS)
-
-
-def _filed(halves: dict[tuple[str, str], Tensor]) -> dict[str, Tensor]:
-    return {f"base_model.model.{module}.{half}.weight": tensor for (module, half), tensor in halves.items()}
 
 
 def _parts(name: str) -> tuple[str, str]:

@@ -17,7 +17,6 @@ from composer_prime.bearer import SITE_TOKEN, headers, is_local
 from composer_prime.errors import BadInput, SiteError
 
 Api = Literal["prime-rl", "vllm"]
-APIS: tuple[Api, ...] = ("prime-rl", "vllm")
 
 HEALTH_TIMEOUT_S = 5.0
 PAUSE_TIMEOUT_S = 300.0
@@ -26,14 +25,6 @@ UPDATE_TIMEOUT_S = 720.0
 """PRIME-RL's own patience for an update."""
 
 logger = logging.getLogger(__name__)
-
-
-def check_api(name: str) -> Api:
-    """Return `name` when it is one of `APIS`. Raises BadInput."""
-    for api in APIS:
-        if name == api:
-            return api
-    raise BadInput(f"--api ({name}) must be one of {', '.join(APIS)}")
 
 
 class ServerDown(SiteError):

@@ -1,16 +1,20 @@
-"""A snapshot: one version of every fragment, in a folder that transformers, PEFT and vLLM load as any other."""
+"""A snapshot: one version of every fragment, in a folder that transformers, PEFT and vLLM load as any other;
+and the places where one is put: a new folder, a bucket, a model repository of the Hugging Face hub.
+"""
 
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
-from composer_prime.errors import BadInput
-from composer_prime.export.bits import bits_sha256, dtype_of, rounded_bits
+from composer_prime.errors import INSTALL, BadInput, ConfigError, StoreError
+from composer_prime.export.bits import DTYPES, bits_sha256, rounded_bits
 from composer_prime.export.card import CARD_FILE, RECORD_FILE, FragmentWeights, SnapshotRecord, write_card
 from composer_prime.export.lora import LoraAdapter, is_lora
 from composer_prime.export.model import Exportable, HfModel, made_whole
 from composer_prime.export.reading import MasterReader
 from composer_prime.store.base import Store
+
+SCHEME = "hf://"
 
 
 def open_model(
@@ -21,7 +25,7 @@ def open_model(
     base       folder of the model that the run was created from
     base_name  how it was named to us
     """
-    fragments, wanted = reader.run.fragments, dtype_of(dtype)
+    fragments, wanted = reader.run.fragments, DTYPES[dtype]
     if is_lora([name for fragment in fragments for name in fragment.names]):
         return LoraAdapter(base, wanted, fragments, base_name=base_name, alpha=lora_alpha)
     return HfModel(base, wanted, fragments)
@@ -86,3 +90,42 @@ def put_folder(folder: Path, store: Store) -> None:
                 continue
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
                 store.put(file.name, data)
+
+
+def parse_repository(uri: str) -> str:
+    """namespace/name out of hf://namespace/name. Raises BadInput for anything else."""
+    name = uri.removeprefix(SCHEME).strip("/")
+    if not uri.startswith(SCHEME) or name.count("/") != 1 or name.startswith("buckets/"):
+        raise BadInput(f"--to ({uri}) must be hf://namespace/name for a model repository, or a folder: correct it")
+    return name
+
+
+def check_installed() -> None:
+    """Raise ConfigError when huggingface_hub is missing, before anything is made that could not be uploaded."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--to hf:// needs a package that isn't installed ({error.name}): {INSTALL.format('hf')}"
+        ) from error
+
+
+def upload(folder: Path, repository: str, message: str, *, private: bool) -> str:
+    """Upload the folder as one commit on the repository's main branch, and return where it can be looked at.
+
+    repository   made when it isn't there; `private` counts only then
+
+    Endpoint and token are the hub's own (HF_ENDPOINT, HF_TOKEN or `hf auth login`). Raises StoreError when it fails.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        api.create_repo(repository, exist_ok=True, private=private)
+        return str(api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message).commit_url)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise StoreError(
+            f"hf://{repository} didn't take the upload ({cause.rstrip('.')}): check its name, HF_TOKEN and its rights"
+        ) from error

@@ -26,7 +26,7 @@ from composer_prime.gateway import wire
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.limits import Limits
 from composer_prime.gateway.operations import Answer, Operations
-from composer_prime.gateway.policy import Refusal
+from composer_prime.gateway.rules import Refusal
 from composer_prime.visible import json_text
 
 T = TypeVar("T")

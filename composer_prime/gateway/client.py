@@ -1,9 +1,11 @@
 """The requests that GatewayStore makes: signed ones to the gateway, and plain ones to the bucket by its tickets.
 
 httpx keeps connections, honours HTTPS_PROXY and NO_PROXY, and gives up on silence; what trickles is given up here, at
-the deadline.
+the deadline. Hugging Face's S3 endpoint answers who reads by a presigned URL with a 302 to an edge near by. Only reads
+are followed, and nothing that was signed goes along: the new address is good by itself.
 """
 
+import ipaddress
 import json
 import logging
 import re
@@ -12,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway.redirects import FOUND, Astray, host_of, may_lead, next_url
 from composer_prime.gateway.wire import SPAN_BYTES, Ticket, signed_headers
 from composer_prime.store.remote import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from composer_prime.sync.signatures import SigningKey
@@ -30,6 +32,13 @@ MAX_TEXT_BYTES = 4096
 _SPOKEN = re.compile(r"<(?:Code|Message)>([^<]*)<")
 MAX_WAIT_S = 10.0
 """Longest that a busy gateway's Retry-After is obeyed before the next try."""
+FOUND = 302
+MAX_HOPS = 3
+_NAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+([a-z]{2,63}|xn--[a-z0-9-]{1,59})")
+_PRIVATE_ENDINGS = (
+    ".local", ".localhost", ".localdomain", ".internal", ".intranet", ".private", ".corp", ".home", ".lan",
+    ".home.arpa", ".test", ".invalid",
+)  # fmt: skip
 
 
 class Unanswered(Exception):
@@ -186,3 +195,40 @@ def _pieces(data: bytes | memoryview, deadline: float) -> Iterator[bytes]:
 def _check(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise TimeoutError("the transfer is slower than the slowest that is waited for")
+
+
+class Astray(Exception):
+    """A redirect that isn't followed, and why."""
+
+
+def next_url(url: str, location: str, hop: int) -> str:
+    """Where the answer to `url` leads, which stood after `hop` others. Raises Astray; its text holds no address."""
+    if not location:
+        raise Astray("a redirect without an address")
+    if hop >= MAX_HOPS:
+        raise Astray(f"more than {MAX_HOPS} redirects")
+    target = urljoin(url, location)
+    if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
+        raise Astray("a redirect from https to something else")
+    if not may_lead(url, target):
+        raise Astray("a redirect from the internet to an address of one's own network")
+    return target
+
+
+def may_lead(url: str, target: str) -> bool:
+    """Whether who asks at `url` may be sent to `target`: from the internet to no machine or network of one's own."""
+    return is_public(urlsplit(target).hostname or "") or not is_public(urlsplit(url).hostname or "")
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is a name of the internet, or an IPv4 address of it in four plain numbers."""
+    host = host.lower()
+    try:
+        return ipaddress.IPv4Address(host).is_global and not ipaddress.IPv4Address(host).is_multicast
+    except ValueError:
+        return bool(_NAME.fullmatch(host)) and not host.endswith(_PRIVATE_ENDINGS)
+
+
+def host_of(url: str) -> str:
+    """What may be said of an address: its query may hold a signature."""
+    return urlsplit(url).netloc.rpartition("@")[2]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from composer_prime.errors import SiteRevoked, StoreError
 from composer_prime.gateway import wire
-from composer_prime.gateway.policy import Refusal
+from composer_prime.gateway.rules import Refusal
 from composer_prime.sync.roster import Roster
 from composer_prime.sync.signatures import verify
 

@@ -17,10 +17,8 @@ from composer_prime.errors import BadInput
 from composer_prime.gateway.app import Gateway
 from composer_prime.gateway.identity import Identities
 from composer_prime.gateway.limits import Limits, Rates
-from composer_prime.gateway.operations import Operations
-from composer_prime.gateway.policy import RunFacts
-from composer_prime.gateway.rules import MemberRules
-from composer_prime.gateway.tickets import tickets_of
+from composer_prime.gateway.operations import Operations, tickets_of
+from composer_prime.gateway.rules import MemberRules, RunFacts
 from composer_prime.store import open_store
 from composer_prime.store.base import MAX_CREATE_BYTES, Store
 from composer_prime.sync.lifetime import find_manifest

@@ -16,11 +16,10 @@ from composer_prime.launch.budget import Limits, allowed_s, check_bounded
 from composer_prime.launch.fleet import Fleet
 from composer_prime.launch.plan import AWS_SECRETS, LINKING, LaunchPlan, stored_logins
 from composer_prime.launch.records import Launch, LaunchBook
-from composer_prime.plan.gpus import gpu_bytes, spared_by
-from composer_prime.plan.memory import GIB
+from composer_prime.plan.memory import GIB, gpu_bytes, spared_by
 from composer_prime.plan.prices import HOUR_S, egress_line, egress_usd_per_gb, gpu_gib, offered_gib
 from composer_prime.plan.traffic import fragment_sizes
-from composer_prime.sites.embedded.shapes import named_shapes
+from composer_prime.sites.embedded.model import named_shapes
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.terms import terms_of
 

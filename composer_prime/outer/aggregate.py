@@ -40,9 +40,8 @@ def weighted_mean(parts: Sequence[tuple[float, Vector]]) -> Tensor:
 
     parts  at least one (multiplier, x): multiplier an fp32 value, with its clipping inside (see shares.py); x fp32 [n]
            contiguous on the CPU or its sparse form, all finite. The order decides the bits: callers sort by site name.
-    Returns fp32 [n], new memory. Raises ValueError when `parts` is empty or lengths differ.
+    Returns fp32 [n], new memory.
     """
-    _common_length([x for _, x in parts])
     few = [(multiplier, x) for multiplier, x in parts if isinstance(x, Sparse)]
     total = weighted_sum(few) if len(few) == len(parts) else None  # the same bits, zeros passed over
     return _dense_mean([(multiplier, dense(x)) for multiplier, x in parts]) if total is None else total
@@ -58,10 +57,3 @@ def _dense_mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
             torch.mul(x[start:stop], multiplier, out=product)
             torch.add(chunk, product, out=chunk)
     return total
-
-
-def _common_length(vectors: Sequence[Vector]) -> int:
-    lengths = [x.numel() for x in vectors]
-    if len(set(lengths)) != 1:
-        raise ValueError(f"an aggregate needs 1 or more vectors of one length, got {lengths}")
-    return lengths[0]

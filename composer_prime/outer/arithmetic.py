@@ -12,7 +12,7 @@ from composer_prime.outer.aggregate import weighted_mean
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.masters import plain_bytes
 from composer_prime.outer.outer_optimizer import nesterov_step
-from composer_prime.outer.shares import multipliers
+from composer_prime.outer.shares import Weighed, shares
 
 NUM_VALUES = 65_536 + 259
 """Long enough that torch splits the work between threads, and no multiple of a block or a vector register."""
@@ -29,9 +29,10 @@ def test_vector() -> str:
     digest = hashlib.sha256()
     weights, momentum = _values(seed=1), torch.zeros(NUM_VALUES)
     for round_number in range(NUM_ROUNDS):
-        shares = multipliers({"a": 3, "b": 5, "c": 11 + round_number}, "tokens")
+        offers = {site: Weighed(tokens, 0, 0.0) for site, tokens in (("a", 3), ("b", 5), ("c", 11 + round_number))}
+        factors = shares(offers, weighting="tokens", aggregate="mean", clip=1.0)
         parts = []
-        for place, (codec_name, share) in enumerate(zip(("fp32", "bf16", "int8"), shares.values(), strict=True)):
+        for place, (codec_name, share) in enumerate(zip(("fp32", "bf16", "int8"), factors.values(), strict=True)):
             codec = get_codec(codec_name)
             payload = codec.encode(_values(seed=16 * round_number + place + 2))
             digest.update(payload)

@@ -6,7 +6,6 @@ They stay in the dtype of the values up to the CPU: half the traffic for bf16, a
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,23 +16,42 @@ STAGES = 2
 """Buffers of a copy: one fills while the other is emptied."""
 
 
-class SideStream(Protocol):
-    """A queue of copies beside the device's own work."""
+class DeviceSide:
+    """A queue of copies beside a device's own work, in torch's words for any accelerator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.Stream(device)
 
     def enter(self, values: Tensor) -> Tensor:
-        """`values`, flat [n], as they are once everything queued on the device before has been done."""
-        ...
+        """`values`, flat [n], as they are once everything queued on the device before has been done.
+
+        Values that are freed meanwhile keep their memory until the stream is past it.
+        """
+        self._stream.wait_stream(torch.accelerator.current_stream(values.device))
+        with self._current():
+            flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
+        values.record_stream(self._stream)
+        return flat
 
     def stage(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A buffer [numel] on the CPU. No more than STAGES are in use at a time."""
-        ...
+        """A buffer [numel] on the CPU, pinned; torch keeps its memory for the next time. At most STAGES are in use."""
+        return torch.empty(numel, dtype=dtype, pin_memory=True)
 
     def copy(self, source: Tensor, stage: Tensor) -> Callable[[], None]:
         """Queue a copy, and return what waits for it."""
-        ...
+        copied = torch.Event(source.device, enable_timing=False)
+        with self._current():
+            stage.copy_(source, non_blocking=True)
+        copied.record(self._stream)
+        return copied.synchronize
+
+    def _current(self) -> torch.Stream:
+        """The stream for one `with`: a torch.Stream keeps in itself what was current, so threads can't share one."""
+        of = self._stream
+        return torch.Stream(stream_id=of.stream_id, device_index=of.device_index, device_type=of.device_type)
 
 
-def copy_off(values: Tensor, target: Tensor, side: SideStream) -> None:
+def copy_off(values: Tensor, target: Tensor, side: DeviceSide) -> None:
     """Copy a device's tensor to the CPU; done when this returns, so `values` may be overwritten at once.
 
     values  any shape and float dtype
@@ -53,38 +71,6 @@ def copy_off(values: Tensor, target: Tensor, side: SideStream) -> None:
 def _land(wait: Callable[[], None], stage: Tensor, target: Tensor) -> None:
     wait()
     target.copy_(stage)
-
-
-class DeviceSide:
-    """A side stream of one device, in torch's words for any accelerator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.Stream(device)
-
-    def enter(self, values: Tensor) -> Tensor:
-        """See `SideStream.enter`. Values that are freed meanwhile keep their memory until the stream is past it."""
-        self._stream.wait_stream(torch.accelerator.current_stream(values.device))
-        with self._current():
-            flat = values.reshape(-1)  # new memory when not contiguous, and then the side stream's
-        values.record_stream(self._stream)
-        return flat
-
-    def stage(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """See `SideStream.stage`; torch keeps pinned memory for the next time."""
-        return torch.empty(numel, dtype=dtype, pin_memory=True)
-
-    def copy(self, source: Tensor, stage: Tensor) -> Callable[[], None]:
-        """See `SideStream.copy`."""
-        copied = torch.Event(source.device, enable_timing=False)
-        with self._current():
-            stage.copy_(source, non_blocking=True)
-        copied.record(self._stream)
-        return copied.synchronize
-
-    def _current(self) -> torch.Stream:
-        """The stream for one `with`: a torch.Stream keeps in itself what was current, so threads can't share one."""
-        of = self._stream
-        return torch.Stream(stream_id=of.stream_id, device_index=of.device_index, device_type=of.device_type)
 
 
 def has_side_streams(device: torch.device) -> bool:

@@ -4,12 +4,10 @@ Masters are recomputed by each site and compared by hash, so the step is a fixed
 `torch.optim.SGD` fuses multiply-adds where the machine can, and then two machines disagree in the last bit.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from composer_prime.outer.chunks import empty, first_nonfinite
+from composer_prime.outer.chunks import empty, first_nonfinite, spans
 
 STEP_ELEMENTS = 2**17
 """Elements of a span: small enough that what one operation wrote is in the cache for the next one."""
@@ -32,7 +30,8 @@ def nesterov_step(params: Tensor, pseudograd: Tensor, momentum: Tensor, *, lr: f
     the largest term of the last line at DiLoCo's settings, and to 4 at the worst found.
     """
     weights, gradient, velocity = params.view(-1), pseudograd.view(-1), momentum.view(-1)
-    for span in _spans(weights.numel()):
+    for start, stop in spans(weights.numel(), STEP_ELEMENTS):
+        span = slice(start, stop)
         _step(weights[span], gradient[span], velocity[span], weights[span], velocity[span], lr, mu)
 
 
@@ -49,7 +48,8 @@ def nesterov_next(
         assert mu == 0.0
         return _descend(params, pseudograd, lr)
     weights, velocity = empty(params.numel()), empty(params.numel())
-    for span in _spans(params.numel()):
+    for start, stop in spans(params.numel(), STEP_ELEMENTS):
+        span = slice(start, stop)
         _step(params[span], pseudograd[span], momentum[span], weights[span], velocity[span], lr, mu)
         if first_nonfinite(weights[span]) is not None or first_nonfinite(velocity[span]) is not None:
             return None
@@ -58,18 +58,14 @@ def nesterov_next(
 
 def _descend(params: Tensor, pseudograd: Tensor, lr: float) -> tuple[Tensor, None] | None:
     weights = empty(params.numel())
-    for span in _spans(params.numel()):
+    for start, stop in spans(params.numel(), STEP_ELEMENTS):
+        span = slice(start, stop)
         moved = weights[span]
         torch.mul(pseudograd[span], lr, out=moved)
         torch.sub(params[span], moved, out=moved)
         if first_nonfinite(moved) is not None:
             return None
     return weights, None
-
-
-def _spans(numel: int) -> Iterator[slice]:
-    for start in range(0, numel, STEP_ELEMENTS):
-        yield slice(start, min(start + STEP_ELEMENTS, numel))
 
 
 def _step(p: Tensor, g: Tensor, m: Tensor, next_p: Tensor, next_m: Tensor, lr: float, mu: float) -> None:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from composer_prime.errors import CorruptObject, PayloadUnsound
-from composer_prime.outer.chunks import empty
+from composer_prime.outer.chunks import RESERVE, empty
 from composer_prime.outer.codecs import Codec, is_sparse
-from composer_prime.outer.reuse import RESERVE
 from composer_prime.outer.slices import SlicePlan, root_sha256, slice_digest
 from composer_prime.outer.sparse import Sparse, Vector, dense
 

@@ -7,9 +7,7 @@ import math
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-from composer_prime.errors import ConfigError, ProtocolError
+from typing import Literal
 
 Weighting = Literal["tokens", "steps", "equal"]
 Rule = Literal["mean", "clipped"]
@@ -73,23 +71,12 @@ def shares(
     too: leaving them out would hand the majority to adversaries when honest sites didn't move.
 
     Returns site -> exact fp32 value, sorted by site: float64 quotients and products, rounded to fp32 once.
-    Raises ConfigError on another weighting, aggregate or limit, ProtocolError on a negative count or a norm that is
-    negative or not finite.
     """
-    _check_rules(weighting, aggregate, clip, guests)
-    for site, offer in offers.items():
-        _check_offer(site, offer)
     factors = clip_factors({site: offers[site].norm for site in sorted(offers)}, aggregate, clip, guests)
     present = [site for site in factors if site in guests.sites]
     fractions = _fractions(_weights(offers, weighting, guests.sites), present, guests.share)
     factors = {site: fractions[site] * factor for site, factor in factors.items()}
     return {site: struct.unpack("f", struct.pack("f", factor))[0] for site, factor in factors.items()}
-
-
-def multipliers(tokens: Mapping[str, int], weighting: Literal["tokens", "equal"]) -> dict[str, float]:
-    """`shares` of the plain mean by tokens alone: site -> tokens in, site -> exact fp32 value out."""
-    offers = {site: Weighed(count, 0, 0.0) for site, count in tokens.items()}
-    return shares(offers, weighting=weighting, aggregate="mean", clip=1.0)
 
 
 def _weights(offers: Mapping[str, Weighed], weighting: Weighting, guests: Collection[str]) -> dict[str, int]:
@@ -122,27 +109,3 @@ def clip_factors(norms: Mapping[str, float], aggregate: Rule, clip: float, guest
         for site in norms
     }
     return {site: 1.0 if norm <= limits[site] else limits[site] / norm for site, norm in norms.items()}
-
-
-def _check_rules(weighting: str, aggregate: str, clip: float, guests: GuestLimits) -> None:
-    for name, value, known in (
-        ("outer.weighting", weighting, get_args(Weighting)),
-        ("outer.aggregate", aggregate, get_args(Rule)),
-    ):
-        if value not in known:
-            choices = ", ".join(f'"{choice}"' for choice in known)
-            raise ConfigError(f'{name} ("{value}") must be one of {choices}: choose one of them')
-    if aggregate != "mean" and not 0 < clip < math.inf:
-        raise ConfigError(f"outer.clip ({clip}) must be a finite number above 0: 2 allows twice the median norm")
-    if not 0 < guests.share < 1:
-        raise ConfigError(f"outer.guest_share ({guests.share}) must be above 0 and below 1: 0.33 allows a third")
-    if not 0 < guests.clip < math.inf:
-        raise ConfigError(f"outer.guest_clip ({guests.clip}) must be a finite number above 0: 1 allows the median norm")
-
-
-def _check_offer(site: str, offer: Weighed) -> None:
-    for unit, count in (("tokens", offer.tokens), ("steps", offer.steps)):
-        if count < 0:
-            raise ProtocolError(f"site {site} offers {count} {unit}, 0 is the least there can be: refuse its offer")
-    if not 0 <= offer.norm < math.inf:
-        raise ProtocolError(f"site {site} offers a norm of {offer.norm}, not finite and 0 or more: refuse its offer")

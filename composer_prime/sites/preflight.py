@@ -18,24 +18,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_prime.config.paths import RunPaths
+from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.settings import SiteSettings, settle_site
-from composer_prime.errors import ConfigError, EnvError, ModelError, Problems
-from composer_prime.sites.embedded.device import check_device
+from composer_prime.errors import (
+    BadInput,
+    ConfigError,
+    EnvError,
+    FingerprintMismatch,
+    ModelError,
+    Problems,
+    StoreUnusable,
+    SystemRefused,
+)
 from composer_prime.sites.embedded.folder import Claim, claim_run_folder, claim_site_folder
-from composer_prime.sites.embedded.installed import package_checks
+from composer_prime.sites.embedded.installed import check_device, package_checks
 from composer_prime.sites.embedded.model import check_name, describe_model
-from composer_prime.sites.embedded.prepare import check_backend, check_bucket, check_room, claim_ports
+from composer_prime.sites.embedded.ports import claim_ports
 from composer_prime.sites.embedded.processes import QUIET_ENV
 from composer_prime.sites.embedded.renderer_choice import check_renderer
+from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.supervisor import lock_site
-from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
+from composer_prime.store import keys, open_store, probe_store
+from composer_prime.store.file import FileStore
+from composer_prime.sync.deleting import check_whole
+from composer_prime.sync.founding import another_run, changed_terms
+from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.signatures import SigningKey
+from composer_prime.sync.terms import terms_of
 from composer_prime.traces.pairs.encoding import num_equal
 
 PATIENCE_S = 60.0
 """For a rollout whose answer takes no time, and for the engine's Python."""
+ROOM_BYTES = 16 * 2**20
+"""What must fit into a folder that a run writes to."""
 REPLY = "no"
 NOWHERE = "http://127.0.0.1:1"
 _FIND_VLLM = "import importlib.util as u; u.find_spec('vllm') or exit('No module named vllm')"
@@ -85,7 +101,7 @@ def check(
     )
     if isinstance(recipe, Recipe):
         problems.gather(
-            partial(check_backend, recipe),
+            partial(check_shared, recipe),
             *package_checks(recipe),
             partial(check_device, recipe.site.device),
             partial(claim_ports, recipe, sites),
@@ -98,6 +114,69 @@ def check(
             problems.note(problem)
     problems.check()
     return claims[0], "\n".join([", ".join([here, *found.took]), *found.warnings])
+
+
+def check_shared(recipe: Recipe) -> None:
+    """Raise ConfigError for a store that another process doesn't see."""
+    uri = run_uri(recipe)
+    if uri is not None and uri.startswith("memory://"):
+        raise ConfigError(
+            f"outer.store ({uri}) lives in one process, and a site's trainer is a process of its own: name a folder or "
+            "an s3:// bucket, or leave the key out"
+        )
+
+
+def check_room(what: str, folder: Path) -> None:
+    """Raise StoreUnusable, with the cause, unless files of a run fit into a folder, which need not be there yet."""
+    at = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=at) as file:
+            file.write(bytes(ROOM_BYTES))
+    except OSError as error:
+        error.filename = None  # a name of no interest
+        why = SystemRefused.of(error, at, then="") or f"{error.strerror}: name a folder that can be written"
+        raise StoreUnusable(f"{what} ({folder}) can't hold files of {ROOM_BYTES >> 20} MiB: {why}") from error
+
+
+def check_bucket(recipe: RecipeBase, site: str | None, *, new_run: bool, replaced: bool = False) -> None:
+    """Probe the bucket as this site, where there is an outer loop; a folder in one beside it, which is gone after.
+
+    Raises StoreUnusable, or BadInput when a new run would find another of its name there; FingerprintMismatch when the
+    run that is there has other settings.
+    """
+    uri = run_uri(recipe)
+    if uri is None or uri.startswith("memory://"):
+        return
+    probe = partial(probe_store, site=site)
+    store = open_store(uri, recipe.site.key_file)
+    try:
+        if isinstance(store, FileStore):
+            check_room("outer.store", store.root)
+            standing = next(each for each in (store.root, *store.root.parents) if each.exists())
+            with tempfile.TemporaryDirectory(prefix=".composer-prime-", dir=standing) as beside:
+                probe(FileStore(beside))
+        else:
+            probe(store)
+        if replaced:
+            return  # what is there goes
+        if new_run:
+            check_whole(store)
+        is_there = bool(store.list(keys.manifest()))
+        if new_run and is_there:
+            raise BadInput(
+                f"bucket {store.uri} already holds the run {recipe.run.name}: continue it with --resume, join it with "
+                "`composer-prime site`, replace it with --clean if it made no round, or give this run another "
+                "--run.name"
+            )
+        if is_there:
+            manifest, terms = find_manifest(store)[0], terms_of(recipe)
+            if change := changed_terms(manifest.terms, terms):
+                raise FingerprintMismatch(
+                    f"this recipe differs from the run {manifest.run!r} in the bucket: {change}. "
+                    f"{another_run(manifest.run, uri)}"
+                )
+    finally:
+        store.close()
 
 
 def check_key(recipe: RecipeBase, site: str) -> None:
@@ -173,8 +252,7 @@ async def _play(settings: SiteSettings) -> Found:
     import_tokenizers()
     with problems.noted():
         model_dir = describe_model(settings.recipe.model.name, settings.model_dir)
-        check_vocabulary(model_dir)
-        check_context(model_dir, settings.recipe.seq_len)
+        check_sizes(model_dir, settings.recipe.seq_len)
         check_renderer(settings.recipe.orchestrator.renderer, settings.recipe.model.name, model_dir)
         settings = settings.model_copy(update={"model_dir": model_dir})
         rollouts.ROLLOUT_TIMEOUT_S = PATIENCE_S
@@ -278,24 +356,23 @@ def _shortest_call(renderer: Any, tool: Any, tools: Any) -> int:
     return (ends or [len(answer) - 1])[0] + 1
 
 
-def check_vocabulary(folder: Path) -> None:
-    """Raise ModelError when the tokenizer in a model's folder has token ids that its embeddings lack."""
+def check_sizes(folder: Path, seq_len: int) -> None:
+    """Compare a model's configuration with its tokenizer and with the samples.
+
+    Raises ModelError when the tokenizer has token ids that the embeddings lack, ConfigError when samples may be longer
+    than what the model was made for.
+    """
     from composer_prime.teachers.fingerprint import load_tokenizer
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    rows = config.get("text_config", config).get("vocab_size")
+    config = config.get("text_config", config)
+    rows, context = config.get("vocab_size"), config.get("max_position_embeddings")
     largest = max(load_tokenizer(folder).get_vocab().values())
     if rows is not None and largest >= rows:
         raise ModelError(
             f"model folder {folder}: its tokenizer has token ids up to {largest}, and its embeddings have {rows} rows "
             "(vocab_size): take the model's own tokenizer, or resize the embeddings"
         )
-
-
-def check_context(folder: Path, seq_len: int) -> None:
-    """Raise ConfigError when samples may be longer than what the model in a folder was made for."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    context = config.get("text_config", config).get("max_position_embeddings")
     if context is not None and seq_len > context:
         raise ConfigError(
             f"seq_len ({seq_len}) must be at most the model's context ({context}, max_position_embeddings of its "

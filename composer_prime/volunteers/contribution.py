@@ -9,13 +9,13 @@ from composer_prime.store.base import Store
 from composer_prime.sync.lifetime import find_manifest
 from composer_prime.sync.reading import find_record
 from composer_prime.sync.records import Beat
+from composer_prime.visible import size
 from composer_prime.volunteers.consent import Wishes
 from composer_prime.volunteers.entrance import check_origin, reached
 from composer_prime.volunteers.invitation import Invitation
 from composer_prime.volunteers.shared_recipe import read_shared
 from composer_prime.watch.records import SiteStatus
 from composer_prime.watch.status import BEATS_PER_LIVENESS, look
-from composer_prime.watch.tables import size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,8 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.errors import ConfigError, EnvError, MachineUnfit, ModelError
 from composer_prime.outer.fragments import NamedShape
-from composer_prime.plan.gpus import gpu_bytes, share_gpus, spared_by
-from composer_prime.plan.link import Link, measure
-from composer_prime.plan.memory import GIB, host_bytes, memory
-from composer_prime.plan.traffic import Traffic, fragment_sizes, seconds, traffic
+from composer_prime.plan.memory import GIB, gpu_bytes, host_bytes, memory, share_gpus, spared_by
+from composer_prime.plan.traffic import Link, Traffic, fragment_sizes, measure, seconds, traffic
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.sites.embedded.installed import package_checks
 from composer_prime.store import open_store, probe_store
@@ -183,7 +181,7 @@ def examine_for_invitation(invitation: Invitation, wishes: Wishes) -> Diagnosis:
 
 def examine_for_recipe(recipe: RecipeBase, wishes: Wishes) -> Diagnosis:
     """What this machine can do for a site of a recipe, whose run need not be there yet."""
-    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.model import named_shapes
 
     task = Task(recipe, terms_of(recipe), named_shapes(recipe.model.name), recipe.sites.count + 1)
     uri, link = run_uri(recipe), None

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from composer_prime.config.table import RunName, SiteName
 from composer_prime.errors import InvitationRefused
-from composer_prime.gateway.redirects import is_public
+from composer_prime.gateway.client import is_public
 from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store.remote import ANONYMOUS_VARIABLE
 from composer_prime.sync.canonical import Signed

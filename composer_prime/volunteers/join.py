@@ -20,7 +20,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import ConfigError, MachineUnfit
 from composer_prime.gateway.store import KEY_VARIABLE
-from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sites.embedded.processes import catch_interrupt
 from composer_prime.volunteers.consent import GIB, Ask, Wishes, asked_of, confirm_environments, invited_recipe
 from composer_prime.volunteers.doctor import examine, lines
 from composer_prime.volunteers.entrance import Entrance, enter, own_key, reached
@@ -143,8 +143,7 @@ def site_runner(recipe: RecipeBase) -> RunSite:
         from composer_prime.sites.prime_rl.launch import run_site as run_prime_rl
 
         return lambda recipe, site, resume: run_prime_rl(recipe, site, resume, continuing=None)
-    from composer_prime.sites.embedded.local_run import Surroundings, run_site
-    from composer_prime.sites.embedded.prepare import joining_model_command
+    from composer_prime.sites.embedded.local_run import Surroundings, joining_model_command, run_site
 
     surroundings = Surroundings(continuing=None, model_command=joining_model_command)
     return lambda recipe, site, resume: run_site(recipe, site, resume, surroundings)

@@ -24,8 +24,16 @@ from composer_prime.sync.runtime import Runtime, ThreadRuntime
 from composer_prime.sync.validity import clipped, most_tokens
 from composer_prime.visible import visible
 from composer_prime.watch.records import Bytes, FragmentStatus, RunStatus, SiteStatus
-from composer_prime.watch.rounds import FragmentRounds, believed, is_size, offered_bytes, read_or_say, read_rounds
-from composer_prime.watch.tapes import pieces_of, read_tape
+from composer_prime.watch.rounds import (
+    FragmentRounds,
+    believed,
+    is_size,
+    offered_bytes,
+    pieces_of,
+    read_or_say,
+    read_rounds,
+    read_tape,
+)
 
 MAX_OF_ONE = 3
 """Problems told of one fragment or site, before the rest is counted."""
@@ -157,7 +165,11 @@ class _Look:
             sites=sites,
             by_fragment=tuple(self._fragment(rounds) for rounds in self._rounds),
             refused=dict(sum((rounds.refused() for rounds in self._rounds), Counter[str]()).most_common(MAX_REASONS)),
-            bytes=self._bytes(),
+            bytes=Bytes(
+                payloads=sum(self._offered.values()),
+                merged=sum(rounds.merged_bytes for rounds in self._rounds),
+                masters=sum(rounds.snapshot_bytes for rounds in self._rounds),
+            ),
             problems=tuple(self._problems),
         )
 
@@ -235,7 +247,7 @@ class _Look:
             incarnations=claimed.incarnations,
             state="revoked" if claimed.revoked else "silent" if beat is None else beat.state,
             beating=self._is_beating(claimed),
-            contributing=any(self._took_last(rounds, site) for rounds in self._rounds),
+            contributing=any(version + 1 == self._rounds[fragment].version for fragment, version, _ in taken),
             beat_counter=0 if beat is None else beat.counter,
             inner_step=0 if beat is None else beat.inner_step,
             waits=told[1] if (told := self._tapes[site].waits) and told[0] == claimed.incarnation else None,
@@ -267,9 +279,6 @@ class _Look:
         """Over fragments: each step trains every fragment, so that a site's tokens are counted once."""
         return round(sum(tokens) / len(self._rounds))
 
-    def _took_last(self, rounds: FragmentRounds, site: str) -> bool:
-        return rounds.version > 0 and any(entry.site == site for entry in rounds.taken(rounds.version - 1))
-
     def _is_beating(self, claimed: _Claimed) -> bool | None:
         if self._before is None:
             return None
@@ -277,7 +286,7 @@ class _Look:
             return True
         return False if self._watch_s > self._terms.liveness_s / BEATS_PER_LIVENESS else None
 
-    # --- rounds and bytes -------------------------------------------------------------------------------------------
+    # --- rounds -------------------------------------------------------------------------------------------------------
 
     def _fragment(self, rounds: FragmentRounds) -> FragmentStatus:
         num_sites = max(1, len(self._claimed))
@@ -292,10 +301,6 @@ class _Look:
             open_offers=len(rounds.offers.get(rounds.version, ())),
             snapshots=tuple(rounds.snapshots),
         )
-
-    def _bytes(self) -> Bytes:
-        masters = sum(rounds.snapshot_bytes for rounds in self._rounds)
-        return Bytes(sum(self._offered.values()), sum(rounds.merged_bytes for rounds in self._rounds), masters)
 
 
 def _announced(uri: str, record: FoundingRecord) -> RunStatus:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from composer_prime.visible import visible
+from composer_prime.visible import size, visible
 from composer_prime.watch.records import RunStatus, SiteStatus
 
 MAX_SITES = 40
 """Rows; where there are more sites, those in the last round come first. `--json` has them all."""
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def draw(status: RunStatus, console: Console) -> None:
@@ -130,9 +129,3 @@ def live(status: RunStatus) -> str:
         return "unknown (one look: --watch-s tells)"
     seen = sum(site.state == "live" and site.beating is True for site in status.sites)
     return f"{seen} or more (--watch-s {status.watched_s:g} is too short to tell)"
-
-
-def size(num_bytes: int) -> str:
-    """Bytes for people: 1.72 MB."""
-    power = min((len(str(num_bytes)) - 1) // 3, len(UNITS) - 1)
-    return f"{num_bytes / 1000**power:.{2 if power else 0}f} {UNITS[power]}"

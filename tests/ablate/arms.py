@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from composer_prime.ablate.plan import Job
-from composer_prime.ablate.rows import Row
+from composer_prime.ablate.plan import Job, Row
 from composer_prime.sites.embedded.result import write_whole
 
 PLAIN = """max_steps = 4

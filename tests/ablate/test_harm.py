@@ -14,11 +14,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from composer_prime.ablate.ablation import ablate, dry_run
-from composer_prime.ablate.plan import Job, plan_jobs
+from composer_prime.ablate.plan import Job, Row, plan_jobs
 from composer_prime.ablate.report import write_report
-from composer_prime.ablate.rows import Row
-from composer_prime.ablate.runner import run_job, start_of
-from composer_prime.ablate.teacher import teacher_served
+from composer_prime.ablate.runner import run_job, start_of, teacher_served
 from composer_prime.bearer import headers, user_token
 from composer_prime.config.ablate import effective, left_out, read_arms, tasks_of
 from composer_prime.config.recipe import Recipe

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from composer_prime.ablate.statistics import (
+from composer_prime.ablate.report import (
     Estimate,
     difference_interval,
     mean_interval,

@@ -18,13 +18,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from composer_prime.ablate import ablation
-from composer_prime.ablate.plan import Job, plan_jobs
-from composer_prime.ablate.rows import Row
+from composer_prime.ablate.plan import Job, Row, plan_jobs
 from composer_prime.cli.main import RECIPE_ARGS
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths
-from composer_prime.sites.embedded.interrupt import catch_interrupt
+from composer_prime.sites.embedded.processes import catch_interrupt
 from tests.ablate.arms import FakeRunner
 
 WORK = 4

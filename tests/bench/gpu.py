@@ -24,17 +24,16 @@ from pathlib import Path
 
 from composer_prime.ablate.ablation import finished_rows
 from composer_prime.ablate.plan import Job, plan_jobs
-from composer_prime.ablate.teacher import is_healthy
+from composer_prime.ablate.runner import is_healthy
 from composer_prime.config.ablate import read_arms
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths
 from composer_prime.config.recipe import Recipe
 from composer_prime.errors import BadInput, ComposerPrimeError, SiteError
-from composer_prime.sites.embedded.device import check_device
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
+from composer_prime.sites.embedded.inference_client import newest_broadcast
+from composer_prime.sites.embedded.installed import check_device
 from composer_prime.sites.embedded.ports import HOST, is_free
-from composer_prime.sites.embedded.processes import QUIET_ENV, Child
-from composer_prime.sites.embedded.weights import newest_broadcast
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, Interrupt, catch_interrupt
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NUM_EXAMPLES = "orchestrator.train.source.0.env.taskset.num_examples"

@@ -54,7 +54,7 @@ def measure(recipe_path: Path, turns: Sequence[int], rollouts: int, num_cores: i
 
 
 def _model(recipe: Recipe) -> Path:
-    from composer_prime.sites.embedded.prepare import model_command
+    from composer_prime.sites.embedded.local_run import model_command
 
     made = subprocess.run(model_command(recipe), capture_output=True, text=True, env={**os.environ, **QUIET_ENV})
     if made.returncode != 0:
@@ -88,7 +88,7 @@ def _measure_one(recipe: Recipe, model_dir: Path, max_turns: int, rollouts: int)
 async def _play(settings: SiteSettings, max_turns: int, rollouts: int) -> Speed:
     from composer_prime.sites.embedded.environments import load_sources
     from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
-    from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
+    from composer_prime.sites.embedded.start import import_tokenizers
 
     sources = load_sources(settings)
     import_tokenizers()

@@ -75,7 +75,7 @@ def test_a_learning_rate_that_hardly_moves_a_small_model_is_warned_of() -> None:
 
 
 def test_a_model_folder_plans_without_its_weights(tmp_path: Path) -> None:
-    from composer_prime.sites.embedded.shapes import named_shapes
+    from composer_prime.sites.embedded.model import named_shapes
     from tiny_policy.qwen3 import tiny_config
 
     tiny_config().save_pretrained(tmp_path)

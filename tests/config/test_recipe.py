@@ -49,7 +49,7 @@ def test_no_two_things_of_a_site_lie_at_the_same_place(tmp_path: Path) -> None:
     site, other = run.site("a"), run.site("b")
     places = [
         run.bucket, run.recipe, run.summary, run.reward_plot, site.settings, site.result,
-        site.broadcast(1), site.rollout(1), site.checkpoint(1), site.log("trainer"), site.tape("trainer"),
+        site.broadcast(1), site.checkpoint(1), site.log("trainer"), site.tape("trainer"),
         site.log("inference"), other.settings,
     ]  # fmt: skip
     assert len(set(places)) == len(places)

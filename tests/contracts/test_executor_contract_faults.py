@@ -9,7 +9,7 @@ import signal
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from urllib.parse import quote
 
 import pytest
@@ -44,28 +44,9 @@ def open_jobs(executor: Executor, run: str) -> list[JobState]:
     return [state for state in states if state is not JobState.CANCELLED]
 
 
-def test_of_racing_threads_all_get_the_same_job_and_it_starts_once(
+def test_of_racing_processes_all_get_the_one_job_that_starts(
     platform: LoopbackPlatform, executor: Executor, stage: Stage
 ) -> None:
-    spec, barrier = stage.spec(STARTS), threading.Barrier(6)
-
-    def submit(_: int) -> str:
-        with closing(platform.executor()) as mine:
-            barrier.wait()
-            return mine.submit(spec).id
-
-    with ThreadPoolExecutor(6) as pool:
-        ids = set(pool.map(submit, range(6)))
-    assert len(ids) == 1
-    stage.await_mark("up")
-    assert open_jobs(executor, stage.run) == [JobState.RUNNING]
-    stage.mark("go")
-    (job,) = (job for job in executor.find(stage.run) if job.id in ids)
-    assert await_end(executor, job).state is JobState.SUCCEEDED
-    wait_until(lambda: platform.pids(job) == [], "no process left")
-
-
-def test_of_racing_processes_all_get_the_same_job(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
     arguments = (stage.run, str(stage.folder), PREAMBLE + STARTS)
     with ExitStack() as stack:
         racers = [
@@ -85,7 +66,7 @@ def test_of_racing_processes_all_get_the_same_job(platform: LoopbackPlatform, ex
     assert open_jobs(executor, stage.run) in ([JobState.RUNNING], [JobState.PENDING])
     stage.mark("go")
     (job,) = (job for job in executor.find(stage.run) if job.id in ids)
-    assert await_end(executor, job).state is JobState.SUCCEEDED
+    assert await_end(executor, job).state is JobState.SUCCEEDED and stage.counted() == 1
 
 
 def test_a_job_outlives_the_launcher_that_is_killed(

@@ -44,22 +44,12 @@ def test_a_running_jobs_log_can_be_read_without_following(executor: Executor, st
     assert list(following) == []
 
 
-def test_ten_thousand_lines_come_whole_and_in_order(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("[print(f'line {n}') for n in range(10_000)]"))
-    assert list(executor.logs(job)) == [f"line {n}" for n in range(10_000)]
-
-
 def test_follow_ends_with_the_job_and_misses_nothing(executor: Executor, stage: Stage) -> None:
     job = executor.submit(stage.spec("wait('go'); [say(n) for n in range(200)]; sys.exit(9)"))
     lines = executor.logs(job, follow=True)
     stage.mark("go")
     assert list(lines) == [str(n) for n in range(200)]
     assert await_end(executor, job).exit_code == 9
-
-
-def test_follow_of_an_ended_job_gives_everything_and_ends(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("say('one'); say('two')"))
-    assert list(executor.logs(job, follow=True)) == ["one", "two"]
 
 
 def test_a_reader_that_went_away_reads_again_from_the_start(executor: Executor, stage: Stage) -> None:
@@ -81,26 +71,26 @@ def test_two_readers_both_get_everything(platform: LoopbackPlatform, executor: E
         assert [list(reader) for reader in readers] == [["two"], ["two"]]
 
 
-def test_a_job_that_said_nothing_has_no_lines(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("pass"))
-    assert list(executor.logs(job)) == []
+ODD = "é ß 漢字 العربية 🙂\u2028\x85 end"
 
 
-def test_a_last_line_without_an_end_is_there(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("sys.stdout.write('one\\ntwo')"))
-    assert list(executor.logs(job)) == ["one", "two"]
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("", []), ("one\ntwo", ["one", "two"]), ("\n\none\n\ntwo\n", ["", "", "one", "", "two"]), (f"{ODD}\n", [ODD])],
+    ids=["nothing", "no last end", "empty lines", "every language"],
+)
+def test_a_log_is_read_line_by_line(
+    executor: Executor, stage: Stage, text: str, lines: list[str], follow: bool
+) -> None:
+    job, _ = run_to_end(executor, stage.spec("sys.stdout.buffer.write(sys.argv[2].encode())", arguments=(text,)))
+    assert list(executor.logs(job, follow=follow)) == lines
 
 
-def test_empty_lines_stay(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("sys.stdout.write('\\n\\none\\n\\ntwo\\n')"))
-    assert list(executor.logs(job)) == ["", "", "one", "", "two"]
-
-
-def test_text_of_every_language_comes_through(executor: Executor, stage: Stage) -> None:
-    text = "é ß 漢字 العربية 🙂\u2028\x85 end"
-    code = "sys.stdout.buffer.write((sys.argv[2] + '\\n').encode())"
-    job, _ = run_to_end(executor, stage.spec(code, arguments=(text,)))
-    assert list(executor.logs(job)) == [text]
+def test_ten_thousand_lines_and_one_of_a_mebibyte_come_whole_and_in_order(executor: Executor, stage: Stage) -> None:
+    job, _ = run_to_end(executor, stage.spec("[print(f'line {n}') for n in range(10_000)]; print('x' * 2**20)"))
+    *lines, last = executor.logs(job)
+    assert lines == [f"line {n}" for n in range(10_000)] and (len(last), set(last)) == (2**20, {"x"})
 
 
 def test_bytes_that_are_no_text_do_not_break_the_log(executor: Executor, stage: Stage) -> None:
@@ -108,12 +98,6 @@ def test_bytes_that_are_no_text_do_not_break_the_log(executor: Executor, stage: 
     first, second = executor.logs(job)
     assert status.state is JobState.SUCCEEDED
     assert (first[0], first[-1], second) == ("a", "b", "next")
-
-
-def test_a_line_of_a_mebibyte_stays_one_line(executor: Executor, stage: Stage) -> None:
-    job, _ = run_to_end(executor, stage.spec("print('x' * 2**20); print('next')"))
-    first, second = executor.logs(job)
-    assert (len(first), set(first), second) == (2**20, {"x"}, "next")
 
 
 def test_the_log_of_a_cancelled_job_can_be_read(executor: Executor, stage: Stage) -> None:

@@ -102,7 +102,7 @@ def test_the_command_refuses_a_recipe_that_does_not_fit_and_starts_nothing(
         raise StoreUnusable("no way to the bucket")
 
     monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", shapes)
-    monkeypatch.setattr("composer_prime.sites.embedded.prepare.open_store", nobody)
+    monkeypatch.setattr("composer_prime.sites.preflight.open_store", nobody)
     options = ("--on", "modal", "--gpu", "L4", "--gpu-count", str(count), "--image", "any", "--outer.store", "s3://b/r")
     answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)
     assert answer.code == 2 and "site a on" not in answer.out

@@ -203,7 +203,6 @@ def test_help_names_the_command(cli, name):
     ("changes", "said"),
     [
         ({"--version": "9"}, "version (9) isn't there yet: fragment 0 of run run hasn't had so many rounds"),
-        ({"--dtype": "int8"}, "dtype (int8) must be one of bfloat16, float16, float32"),
         ({"--model": "/no/such/model"}, "model.name (/no/such/model) doesn't exist"),
         ({"--to": "hf://only-a-name"}, "must be hf://namespace/name"),
         ({"--to": "hf://buckets/me/there"}, "must be hf://namespace/name"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import ConfigError
-from composer_prime.export import hub as hub_module
+from composer_prime.export import snapshot
 from tests.architecture import REPOSITORY
 from tests.export.fake_hub import FakeHub, serving_hub
 from tests.export.runs import make_run
@@ -60,4 +60,4 @@ def test_an_upload_that_is_refused_is_one_line(hub, run, base):
 def test_without_the_package_the_extra_is_named_before_anything_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[hf\]'"):
-        hub_module.check_installed()
+        snapshot.check_installed()

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 from composer_prime.errors import BadInput, ModelError
 from composer_prime.export.bits import as_bits
 from composer_prime.export.lora import LoraAdapter, is_lora
-from composer_prime.export.model import HfModel
-from composer_prime.export.names import trained_tensors
+from composer_prime.export.model import HfModel, trained_tensors
 from composer_prime.outer.fragments import Fragment, NamedShape, plan_fragments
 from tests.sites.tiny_folder import save_random_tiny
 

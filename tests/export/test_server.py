@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.errors import BadInput, SiteError
-from composer_prime.export.server import ServerDown, WeightServer, check_api
+from composer_prime.export.server import ServerDown, WeightServer
 from tests.export.fake_server import FakeServer, serving_fake
 from tests.servers.weed import free_ports
 
@@ -81,9 +81,3 @@ def test_a_server_that_is_not_there_is_down(fake):
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(BadInput, match="--server"):
         WeightServer(url)
-
-
-def test_an_unknown_kind_of_server_is_refused():
-    assert check_api("vllm") == "vllm"
-    with pytest.raises(BadInput, match=r"--api \(sglang\) must be one of prime-rl, vllm"):
-        check_api("sglang")

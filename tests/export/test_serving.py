@@ -176,8 +176,6 @@ def test_a_server_that_names_no_version_gets_the_weights_again_after_it_was_down
     ("changes", "said"),
     [
         ({"--server": "nowhere"}, "--server (nowhere) must be an http:// or https:// URL"),
-        ({"--api": "sglang"}, "--api (sglang) must be one of"),
-        ({"--dtype": "int4"}, "dtype (int4) must be one of"),
         ({"--model": "/no/model"}, "model.name (/no/model) doesn't exist"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway import policy, wire
+from composer_prime.gateway import operations, rules, wire
 from composer_prime.gateway.client import Place
 from composer_prime.gateway.limits import Rate, Rates
 from composer_prime.gateway.serving import Served, bound, gateway_app, serve_run, server_of
@@ -106,10 +106,10 @@ def guarding(store: Store, *, rates: Rates = FAST, run: Store | None = None) -> 
 
 def allow_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let members do everything, at any key: for the stores' contract, and for nothing else."""
-    monkeypatch.setattr(policy, "read_refusal", lambda key: None)
-    monkeypatch.setattr(policy, "write_refusal", lambda *asked: None)
-    monkeypatch.setattr(policy, "is_bulk", lambda key: True)
-    monkeypatch.setattr(policy, "is_written_once", lambda key: False)
+    monkeypatch.setattr(operations, "read_refusal", lambda key: None)
+    monkeypatch.setattr(rules, "write_refusal", lambda *asked: None)
+    monkeypatch.setattr(operations, "is_bulk", lambda key: True)
+    monkeypatch.setattr(operations, "is_written_once", lambda key: False)
 
 
 # --- what a sound site writes ----------------------------------------------------------------------------------------

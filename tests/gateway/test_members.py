@@ -109,19 +109,6 @@ def test_a_beat_is_put_and_never_created(scene: Scene) -> None:
     assert "is overwritten: put it" in said and not scene.bucket.list(keys.site_prefix("alice"))
 
 
-def test_the_bucket_isn_t_filled_with_payloads(scene: Scene) -> None:
-    payloads = [coded(scene.owner, value=float(number)) for number in range(5)]
-    for payload in payloads[:4]:
-        scene.alice.put(keys.payload(0, 0, "alice", payload.sha256), payload.data)
-    last = keys.payload(0, 0, "alice", payloads[4].sha256)
-    assert "at most 4 for one round" in refusal(lambda: scene.alice.put(last, payloads[4].data))
-    early = keys.payload(0, 1, "alice", payloads[4].sha256)
-    assert "hasn't come" in refusal(lambda: scene.alice.put(early, payloads[4].data))
-    assert "bytes" in refusal(lambda: scene.alice.put(last, b"")) and not scene.bucket.list(early)
-    with closing(scene.gateway.store("bob")) as bob:
-        bob.put(keys.payload(0, 0, "bob", payloads[4].sha256), payloads[4].data)
-
-
 def test_a_record_that_lies_is_stored_and_no_site_takes_it(scene: Scene) -> None:
     """Readers judge what records say; the gateway sees to names, sizes and numbers alone."""
     forged = scene.sign(offer_of(scene.owner, "alice", coded(scene.owner)), name="bob")

@@ -13,7 +13,7 @@ import pytest
 from composer_prime.errors import SiteRevoked, StoreError, StoreUnusable
 from composer_prime.gateway import wire
 from composer_prime.gateway.identity import Identities
-from composer_prime.gateway.policy import Refusal
+from composer_prime.gateway.rules import Refusal
 from composer_prime.store import keys
 from composer_prime.store.base import Store
 from composer_prime.sync.owner import Owner

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from composer_prime.gateway.policy import PAYLOADS_A_ROUND
-from composer_prime.gateway.rules import MemberRules
+from composer_prime.gateway.rules import PAYLOADS_A_ROUND, MemberRules
 from composer_prime.gateway.serving import serve_run
 from composer_prime.store import keys
 from composer_prime.store.base import Store

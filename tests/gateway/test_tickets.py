@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from composer_prime.errors import StoreError
-from composer_prime.gateway import tickets, wire
+from composer_prime.gateway import operations, wire
 from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
@@ -135,7 +135,7 @@ def test_a_ticket_is_for_no_other_method(scene: Scene) -> None:
 
 
 def test_a_ticket_is_for_no_other_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets, "EXPIRES_S", 1)
+    monkeypatch.setattr(operations, "EXPIRES_S", 1)
     ticket = scene.ticket()
     until = time.monotonic() + PATIENCE_S
     parts = urlsplit(str(ticket.url))
@@ -157,7 +157,7 @@ def test_a_machine_whose_tickets_all_expired_while_it_slept_gets_new_ones_and_ca
 ) -> None:
     waking = {"to_write": iter([HOUR]), "to_read": iter([HOUR, timedelta(), HOUR])}
     for way, ages in waking.items():
-        monkeypatch.setattr(tickets.Tickets, way, aged(getattr(tickets.Tickets, way), ages))
+        monkeypatch.setattr(operations.Tickets, way, aged(getattr(operations.Tickets, way), ages))
     scene.alice.put(scene.key, scene.data)
     assert scene.alice.get(scene.key) == scene.data and scene.alice.get_range(scene.key, 3, 5) == scene.data[3:8]
     asked = [line["method"] for line in scene.gateway.lines() if line["key"] == scene.key]
@@ -191,6 +191,6 @@ def test_no_ticket_is_given_for_what_may_not_be_written(scene: Scene, changes: d
 
 
 def test_the_bucket_s_own_refusal_comes_through(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tickets.Tickets, "to_read", lambda self, key: Ticket(str(scene.ticket().url)))
+    monkeypatch.setattr(operations.Tickets, "to_read", lambda self, key: Ticket(str(scene.ticket().url)))
     with pytest.raises(StoreError, match=r"the bucket says: SignatureDoesNotMatch: The .* \(403\)$"):
         scene.alice.get(scene.key)

@@ -7,7 +7,7 @@ import pytest
 
 from composer_prime.gateway import invitation_keys
 from composer_prime.launch import launch_keys
-from composer_prime.plan.link import measure
+from composer_prime.plan.traffic import measure
 from composer_prime.store import keys, open_store
 from composer_prime.store.base import Store
 from composer_prime.store.probe import probe_store

@@ -14,7 +14,7 @@ from tests.infra.scripts import complaints, linter
 from tests.infra.site_commands import fill, read_site_command
 from tests.patience import PATIENCE_S
 from tests.servers import S3Server
-from tests.servers.seaweed import program
+from tests.servers.weed import weed_program
 
 FOLDER = REPOSITORY / "infra/compose"
 COMPOSE = FOLDER / "compose.yaml"
@@ -59,7 +59,7 @@ def test_no_credential_has_a_value_of_its_own() -> None:
 
 def test_seaweedfs_knows_every_flag() -> None:
     command, *flags = services()["bucket"]["command"]
-    listed = subprocess.run([program(), command, "-h"], capture_output=True, text=True, timeout=PATIENCE_S)
+    listed = subprocess.run([weed_program(), command, "-h"], capture_output=True, text=True, timeout=PATIENCE_S)
     known = set(re.findall(r"^\s+-([\w.]+)", listed.stdout + listed.stderr, re.MULTILINE))
     assert {flag.lstrip("-").partition("=")[0] for flag in flags} <= known
 

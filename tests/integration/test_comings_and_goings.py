@@ -14,7 +14,7 @@ from composer_prime.store.base import Store
 from tests.integration.local_runs import command, role_processes, run_paths, started, trained, wait_until
 from tests.patience import PATIENCE_S
 from tests.servers import S3Server
-from tests.servers.seaweed import BUCKET
+from tests.servers.weed import BUCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(1500)]
 NUM_STEPS = 32

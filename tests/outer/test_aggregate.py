@@ -50,12 +50,6 @@ def test_inputs_stay_and_the_result_is_new_memory():
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("parts", [[], [(1.0, torch.zeros(1)), (1.0, torch.zeros(2))]])
-def test_nothing_and_unequal_lengths_are_refused(parts):
-    with pytest.raises(ValueError, match="vectors of one length"):
-        weighted_mean(parts)
-
-
 def random_parts(seed: int, num_sites: int, numel: int) -> list[tuple[float, np.ndarray]]:
     rng = np.random.default_rng(seed)
     factors = rng.random(num_sites).astype(np.float32)

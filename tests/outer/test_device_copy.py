@@ -11,11 +11,11 @@ from torch import Tensor
 
 from composer_prime.outer import device_copy
 from composer_prime.outer.chunks import CHUNK_ELEMENTS
-from composer_prime.outer.device_copy import STAGES, copy_off, has_side_streams
+from composer_prime.outer.device_copy import STAGES, DeviceSide, copy_off, has_side_streams
 from tests.outer.device_claims import CLAIMS, Device, Gpu
 
 
-class LazySide:
+class LazySide(DeviceSide):
     """Lazy: work queued before is done when entered, a copy when it is waited for.
 
     queued   writes the values, as an optimizer's step that the device has not come to yet

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from composer_prime.outer import chunks
+from composer_prime.outer import outer_optimizer
 from composer_prime.outer.outer_optimizer import nesterov_step
 from tests.outer import reference
 
@@ -92,7 +92,7 @@ def test_threads_and_span_length_change_no_bit(monkeypatch):
     try:
         for num_threads, elements in [(1, 1 << 18), (2, 1 << 18), (2, 1 << 22), (1, 256)]:
             torch.set_num_threads(num_threads)
-            monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", elements)
+            monkeypatch.setattr(outer_optimizer, "STEP_ELEMENTS", elements)
             params, momentum = start.clone(), velocity.clone()
             nesterov_step(params, gradient, momentum, lr=0.7, mu=0.9)
             results.add((params.numpy().tobytes(), momentum.numpy().tobytes()))

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from composer_prime.outer import chunks
 from composer_prime.outer.aggregate import weighted_mean
-from composer_prime.outer.chunks import empty
+from composer_prime.outer.chunks import LARGE_BYTES, SLACK, Reserve, empty
 from composer_prime.outer.codecs import get_codec
 from composer_prime.outer.outer_optimizer import nesterov_next
 from composer_prime.outer.payloads import code, decode_whole, plan_slices
-from composer_prime.outer.reuse import LARGE_BYTES, SLACK, Reserve
 
 N = 2 * LARGE_BYTES // 4
 """Elements of a vector that is long enough."""

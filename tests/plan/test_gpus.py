@@ -7,7 +7,7 @@ import pytest
 
 from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.errors import MachineUnfit
-from composer_prime.plan.gpus import batch_size, share_gpus
+from composer_prime.plan.memory import batch_size, share_gpus
 
 GIB = 2**30
 NUMEL = 4_000_000_000

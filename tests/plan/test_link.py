@@ -3,7 +3,7 @@
 import pytest
 
 from composer_prime.errors import StoreError
-from composer_prime.plan.link import MOST_BYTES, measure
+from composer_prime.plan.traffic import MOST_BYTES, measure
 from composer_prime.store.obstore import MemoryStore
 from composer_prime.sync.metered import BYTES_PER_MBIT
 

@@ -12,8 +12,8 @@ from composer_prime.config.recipe import OptimConfig
 from composer_prime.config.teachers import HintsConfig
 from composer_prime.errors import MachineUnfit
 from composer_prime.plan import memory
+from composer_prime.sites.embedded.learner import inner_optimizer
 from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.optimizers import inner_optimizer
 from composer_prime.store import open_store
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.sync.terms import terms_of

@@ -17,7 +17,7 @@ from verifiers.v1.graph import MessageNode
 
 from composer_prime.config import RunPaths, run_uri
 from composer_prime.config.prime_rl import PrimeRlConfig
-from composer_prime.plan.gpus import batch_size, share_gpus
+from composer_prime.plan.memory import batch_size, share_gpus
 from composer_prime.sites.prime_rl.installation import find_installation
 from composer_prime.sites.prime_rl.launch import run_local, run_site
 from composer_prime.sites.prime_rl.toml import LOSS_PATH

@@ -1,6 +1,6 @@
 """Real servers for tests, each started as a process of its own on free loopback ports and gone afterwards.
 
-`seaweed.running(folder)` and `moto_server.running(folder)` yield an `S3Server`; tests/conftest.py has fixtures of both.
+`weed.seaweed(folder)` and `moto_server.running(folder)` yield an `S3Server`; tests/conftest.py has fixtures of both.
 """
 
 from tests.servers.process import ServerFailed

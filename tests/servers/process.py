@@ -14,7 +14,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
-from tests.servers.weed import DIE_WITH_PARENT
+
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that wanted this server is gone")
+os.execv(command[0], command)
+"""
+"""Program text for `python -c` with this process's id and a command: it asks for SIGKILL at the parent's death, which
+lasts over exec, then becomes the command. A hook between fork and exec would do so too, but is unsafe with threads."""
 
 
 class ServerFailed(Exception):

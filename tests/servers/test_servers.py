@@ -16,9 +16,7 @@ import pytest
 from tests.bench.storm import server as storm_server
 from tests.bench.storm.server import StormServer
 from tests.patience import PATIENCE_S, wait_until
-from tests.servers import ServerFailed, process
-from tests.servers import seaweed as seaweed_server
-from tests.servers import weed as bench_seaweed
+from tests.servers import ServerFailed, process, weed
 from tests.servers.weed import free_ports, seaweed, server_flags
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,8 +70,8 @@ def test_killed_test_process_leaves_no_seaweed_and_none_of_its_sockets(tmp_path:
     code = """if True:
         import sys, time
         from pathlib import Path
-        from tests.servers import seaweed
-        with seaweed.running(Path(sys.argv[1])) as server:
+        from tests.servers.weed import seaweed
+        with seaweed(Path(sys.argv[1])) as server:
             print(server.pid, flush=True)
             time.sleep(600)
     """
@@ -101,7 +99,7 @@ def storm_server_running(folder: Path) -> Iterator[None]:
 @pytest.mark.s3
 @pytest.mark.skipif(sys.platform != "linux", reason="what a server holds is read from /proc")
 @pytest.mark.parametrize("taken", [False, True], ids=["its-ports", "one-port-taken"])
-@pytest.mark.parametrize("start", [seaweed_server.running, seaweed, storm_server_running])
+@pytest.mark.parametrize("start", [seaweed, storm_server_running])
 def test_stopped_seaweed_leaves_no_socket(
     start: Callable[[Path], AbstractContextManager[Any]], taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +112,7 @@ def test_stopped_seaweed_leaves_no_socket(
             held.enter_context(socket.create_server(("127.0.0.1", int(str(flags["filer.port.grpc"])))))
         return flags
 
-    for module in (seaweed_server, bench_seaweed, storm_server):
+    for module in (weed, storm_server):
         monkeypatch.setattr(module, "server_flags", flags_of_which_one_is_taken)
     with held, start(tmp_path):
         children = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]  # others'
@@ -122,13 +120,3 @@ def test_stopped_seaweed_leaves_no_socket(
         outside = sockets_outside(tmp_path, server)
         assert len(outside) >= 4
     assert not {path for path in outside if path.exists()}
-
-
-@pytest.mark.s3
-def test_two_seaweeds_run_side_by_side(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with seaweed_server.running(tmp_path / "one") as one, seaweed_server.running(tmp_path / "two") as two:
-        one.make_bucket("only-in-one")
-        assert one.takes_objects("only-in-one")
-        assert one.endpoint != two.endpoint

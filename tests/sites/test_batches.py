@@ -45,16 +45,6 @@ def test_without_teachers_no_teacher_stream_is_written(tmp_path):
     assert b"ref_logprobs" not in (batch_folder(tmp_path, 0) / "batch.safetensors").read_bytes()
 
 
-def test_a_batch_of_a_version_without_distributions_is_read(tmp_path):
-    samples = [make_sample(random.Random(1), with_ref=True)]
-    meta = write_batch(tmp_path, 0, samples) / "meta.json"
-    record = json.loads(meta.read_text())
-    for described in record["samples"]:
-        del described["has_candidates"]
-    meta.write_text(json.dumps(record))
-    assert read_batch(tmp_path, 0) == samples
-
-
 def test_a_batch_that_is_not_there_reads_as_none(tmp_path):
     assert read_batch(tmp_path / "rollouts", 0) is None
     write_batch(tmp_path, 1, [make_sample(random.Random(2))])

@@ -14,9 +14,9 @@ from composer_prime.cli.main import app
 from composer_prime.config import load_any
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded.inference.serve import make_engine, make_teacher
+from composer_prime.sites.embedded.local_run import model_command
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
-from composer_prime.sites.embedded.prepare import model_command
 from composer_prime.sites.embedded.trainer import build as build_trainer
 from composer_prime.volunteers.shared_recipe import shared_toml
 from tests.architecture import REPOSITORY

@@ -16,8 +16,7 @@ from composer_prime.errors import BadInput, ModelError
 from composer_prime.export.model import HfModel
 from composer_prime.sites.embedded.inference.serve import load_tokenizer
 from composer_prime.sites.embedded.inference.vllm_folder import make_whole_folder
-from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.shapes import named_shapes
+from composer_prime.sites.embedded.model import load_policy, named_shapes, resolve_model
 from composer_prime.teachers.fingerprint import load_tokenizer as load_any_tokenizer
 from tests.sites.tiny_folder import save_random_tiny
 

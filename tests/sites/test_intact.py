@@ -10,8 +10,8 @@ import torch
 from composer_prime.errors import CorruptObject
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint
 from composer_prime.sites.embedded.model import resolve_model
-from composer_prime.sites.embedded.sound_steps import saved_steps
 from composer_prime.sites.embedded.supervisor import SiteSupervisor
+from composer_prime.sites.embedded.whole_folder import numbered_steps
 from composer_prime.sync.journal import FileJournal
 from tests.sites.fake_site import fake_roles
 from tests.sites.test_trainer import assert_same_weights, run_trainer, settle, write_batches
@@ -62,7 +62,7 @@ def test_a_site_resumes_from_the_checkpoint_before_one_that_is_damaged(saved, tm
     supervisor = SiteSupervisor(settings, command=fake_roles())
     supervisor.start()
     supervisor.stop()
-    assert "step_4 is damaged" in caplog.text and saved_steps(settings.paths.checkpoints) == [2], f"seed {seed}"
+    assert "step_4 is damaged" in caplog.text and numbered_steps(settings.paths.checkpoints) == [2], f"seed {seed}"
     resumed, _ = run_trainer(settings, seed=1)
     undamaged = settle(tmp_path / "undamaged", steps=5)
     write_batches(undamaged, 5)
@@ -72,13 +72,13 @@ def test_a_site_resumes_from_the_checkpoint_before_one_that_is_damaged(saved, tm
 def test_a_site_whose_checkpoints_are_all_damaged_says_so(saved, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     settings = settle(tmp_path, steps=5, resume=True)
-    for step in saved_steps(settings.paths.checkpoints):
+    for step in numbered_steps(settings.paths.checkpoints):
         flip(settings.paths.checkpoint(step) / "state.pt", 8000)
     supervisor = SiteSupervisor(settings, command=fake_roles())
     with pytest.raises(CorruptObject, match=r"none of the checkpoints in .* is what was written"):
         supervisor.start()
     supervisor.stop()
-    assert not supervisor.children and saved_steps(settings.paths.checkpoints) == [2, 4]
+    assert not supervisor.children and numbered_steps(settings.paths.checkpoints) == [2, 4]
 
 
 def test_a_residual_with_a_flipped_bit_counts_as_none(tmp_path, caplog):

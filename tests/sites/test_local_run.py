@@ -19,9 +19,9 @@ from composer_prime.config import Recipe, RunPaths, SiteSettings
 from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
-from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
 from composer_prime.sites.embedded.ports import claim_port, is_free
+from composer_prime.sites.embedded.processes import catch_interrupt
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, lock_site
 from composer_prime.sites.preflight import Found
 from tests.patience import wait_until

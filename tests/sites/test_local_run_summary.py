@@ -10,11 +10,17 @@ from rich.console import Console
 
 from composer_prime.config import RunPaths, SitePaths
 from composer_prime.metrics import SITE_WALL_S, MetricsTape
-from composer_prime.sites.embedded.plot import round_steps, smooth
-from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
+from composer_prime.sites.embedded.progress import Screen, SiteNumbers, SiteProgress, draw_line, draw_table
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
-from composer_prime.sites.embedded.screen import Screen, draw_line, draw_table
-from composer_prime.sites.embedded.summary import covered_s, draw_summary, dropped_lines, teacher_lines, write_summary
+from composer_prime.sites.embedded.summary import (
+    covered_s,
+    draw_summary,
+    dropped_lines,
+    round_steps,
+    smooth,
+    teacher_lines,
+    write_summary,
+)
 
 REWARDS = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.7]
 
@@ -42,17 +48,17 @@ def write_wall(paths: SitePaths, wall_s: float) -> None:
 
 def test_numbers_follow_a_tape_while_it_grows(tmp_path: Path) -> None:
     paths = SitePaths(tmp_path)
-    follower = SiteFollower(paths)
-    assert follower.update().step == 0 and math.isnan(follower.update().reward)
+    progress = SiteProgress(paths)
+    assert progress.update().step == 0 and math.isnan(progress.update().reward)
     write_tapes(paths, REWARDS[:4])
-    numbers = follower.update()
+    numbers = progress.update()
     assert (numbers.step, numbers.rounds) == (4, 1)
     assert numbers.reward == pytest.approx((0.2 + 0.3 + 0.5) / 3)
     assert numbers.rollouts_per_s == pytest.approx(32)
     assert numbers.tokens_per_s == pytest.approx(200)
     assert numbers.stall == pytest.approx(0.02)
     write_tapes(paths, REWARDS[4:], first=4)
-    assert follower.update().step == 8
+    assert progress.update().step == 8
 
 
 def test_a_site_that_mostly_waits_is_stalled_for_less_than_all_of_its_time(tmp_path: Path) -> None:
@@ -60,7 +66,7 @@ def test_a_site_that_mostly_waits_is_stalled_for_less_than_all_of_its_time(tmp_p
     with MetricsTape(run.site("a").tape("trainer")) as training:
         for step in range(4):
             training.log(step, **{"train/tokens": 100, "train/step_s": 3.0, "train/train_s": 1.0, "outer/stall_s": 1.8})
-    assert SiteFollower(run.site("a")).update().stall == pytest.approx(0.6)
+    assert SiteProgress(run.site("a")).update().stall == pytest.approx(0.6)
     shown = io.StringIO()
     Console(file=shown, width=200).print(draw_summary(write_summary(run)))
     assert "60.0 %" in shown.getvalue()
@@ -69,14 +75,14 @@ def test_a_site_that_mostly_waits_is_stalled_for_less_than_all_of_its_time(tmp_p
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     paths = SitePaths(tmp_path)
     write_tapes(paths, REWARDS[:1])
-    follower = SiteFollower(paths)
-    follower.update()
+    progress = SiteProgress(paths)
+    progress.update()
     with paths.tape("trainer").open("a") as tape:
         tape.write('{"step": 1, "time": 0, "train/')
         tape.flush()
-        assert follower.update().step == 1
+        assert progress.update().step == 1
         tape.write('tokens": 7}\n')
-    assert follower.update().step == 2
+    assert progress.update().step == 2
 
 
 def test_a_step_trained_again_after_a_resume_counts_once(tmp_path: Path) -> None:
@@ -194,11 +200,11 @@ def test_on_a_terminal_a_table_is_drawn_and_messages_stay_above_it() -> None:
 
 
 def test_a_site_whose_rollouts_mostly_fail_says_so(tmp_path: Path) -> None:
-    follower = SiteFollower(SitePaths(tmp_path))
+    progress = SiteProgress(SitePaths(tmp_path))
     with MetricsTape(SitePaths(tmp_path).tape("orchestrator")) as tape:
         for step, failed in enumerate((2, 2, 7, 7, 7)):
             tape.log(step, **{"rollout/reward": 0.5, "rollout/count": 8 - failed, "rollout/failed": failed})
-            numbers = follower.update()
+            numbers = progress.update()
             out = io.StringIO()
             Console(file=out, width=160).print(draw_table({"a": ("running", numbers)}, 8))
             share = {2: " failed=46%", 3: " failed=67%", 4: " failed=88%"}.get(step, "")

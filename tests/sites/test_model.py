@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded import model as model_module
-from composer_prime.sites.embedded.model import load_policy, resolve_model
-from composer_prime.sites.embedded.shapes import named_shapes
+from composer_prime.sites.embedded.model import load_policy, named_shapes, resolve_model
 from tests.no_makers import hide_makers, said_of
 from tests.patience import PATIENCE_S
 from tests.sites.tiny_folder import build_together, save_random_tiny

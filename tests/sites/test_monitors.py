@@ -13,8 +13,7 @@ import pytest
 from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.metrics import ROLLOUT_PER_S, TRAIN_TOKENS, MetricsTape, read_tape
 from composer_prime.sites.embedded.ports import claim_port
-from composer_prime.sites.embedded.restarts import ROLES
-from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
+from composer_prime.sites.embedded.supervisor import ROLES, SiteState, SiteSupervisor
 from tests.patience import wait_until
 from tests.planted_secrets import BY_FORM
 from tests.sites.fake_site import fake_roles, small_recipe

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composer_prime.config.recipe import OptimConfig
-from composer_prime.sites.embedded.optimizers import InnerOptimizer, inner_optimizer
+from composer_prime.sites.embedded.learner import InnerOptimizer, inner_optimizer
 from tests.sites.tiny_policy import random_policy
 
 LR = 0.01

@@ -244,7 +244,11 @@ def test_on_resume_it_goes_on_at_the_checkpoint_with_fresh_batches_and_weights(r
         assert {sample.policy_version for sample in await batch_of(settings.paths, 4)} == {4}
 
     before = letters_site(tmp_path).paths
-    for folder in (before.checkpoint(2), before.checkpoint(4), *(before.rollout(step) for step in (3, 4, 5, 12))):
+    for folder in (
+        before.checkpoint(2),
+        before.checkpoint(4),
+        *(before.rollouts / f"step_{step}" for step in (3, 4, 5, 12)),
+    ):
         folder.mkdir(parents=True)
     publish(before, 12)
     os.utime(before.broadcast(12) / "STABLE", (1.0, 1.0))

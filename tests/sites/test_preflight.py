@@ -18,8 +18,10 @@ import pytest
 
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import INSTALL, BadInput
-from composer_prime.sites.preflight import Found, check, rehearsed
+from composer_prime.sites.preflight import Found, check, check_bucket, rehearsed
+from composer_prime.store.file import FileStore
 from tests.cli.command_line import Answer, call
+from tests.config.recipes import recipe
 from tests.no_makers import hide_makers, said_of
 from tests.sites.fake_site import small_recipe
 from tests.sites.family_run import save_model
@@ -304,3 +306,16 @@ def test_what_is_right_is_checked_and_leaves_nothing(tmp_path):
     _, said = check(small_recipe(tmp_path, outer=outer(store=str(tmp_path / "store"))), "ab")
     assert "verifiers imported in" in said and "first prompts and rewards in" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_site_tries_the_bucket_below_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created, create = [], FileStore.create
+
+    def noted(store: FileStore, key: str, data: bytes) -> bool:
+        created.append(key.rpartition("/")[0])
+        return create(store, key, data)
+
+    monkeypatch.setattr(FileStore, "create", noted)
+    run = recipe(outer={"inner_steps": 4, "fragments": 2, "store": str(tmp_path)})
+    check_bucket(run, "alice", new_run=False)
+    assert created == ["probe/alice"] * 2

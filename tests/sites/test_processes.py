@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_prime.redaction import HIDDEN, SECRET_NAMES_VARIABLE
-from composer_prime.sites.embedded.processes import Child, stop, tail
+from composer_prime.sites.embedded.processes import Child, answer_of, stop, tail
 from tests.patience import PATIENCE_S, wait_until
 from tests.sites.fake_site import is_gone
 
@@ -128,3 +128,18 @@ print(child.pid, flush=True)
         assert not is_gone(middle_pid) and not is_gone(below_pid)
         os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: is_gone(middle_pid) and is_gone(below_pid), "both are gone")
+
+
+def test_two_processes_of_one_log_that_run_at_once_each_give_their_own_answer(tmp_path: Path) -> None:
+    log, second, may_end = tmp_path / "model.log", [], tmp_path / "may end"
+
+    def meanwhile() -> bool:
+        if not second:
+            second.append(answer_of("model", [sys.executable, "-c", "print('/other')"], log))
+            may_end.touch()
+        return False
+
+    code = f"import os, time\nwhile not os.path.exists({str(may_end)!r}): time.sleep(0.01)\nprint('/model')"
+    assert answer_of("model", [sys.executable, "-c", code], log, is_stopped=meanwhile) == "/model\n"
+    assert second == ["/other\n"]
+    assert [file.name for file in tmp_path.glob("model*")] == ["model.log"]

@@ -5,10 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from composer_prime.sites.embedded.advantages import group_advantages, has_signal
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout
-from composer_prime.sites.embedded.samples import make_samples
-from composer_prime.sites.embedded.task_order import TaskOrder
+from composer_prime.sites.embedded.samples import TaskOrder, group_advantages, has_signal, make_samples
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import ConfigError, ModelError
 from composer_prime.sites.embedded.inference.reload import read_weights
+from composer_prime.sites.embedded.local_run import joining_model_command, model_command
 from composer_prime.sites.embedded.model import load_policy
-from composer_prime.sites.embedded.prepare import joining_model_command, model_command
 from composer_prime.sites.embedded.trainer import build
 from composer_prime.store import open_store
 from tests.bench.join.hub import NAME, Hub, make_model

@@ -15,11 +15,10 @@ from composer_prime.errors import BadInput
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.agreement import HeldOut
 from composer_prime.sites.embedded.batches import read_batch
-from composer_prime.sites.embedded.inference_client import InferenceClient
+from composer_prime.sites.embedded.inference_client import InferenceClient, WeightsWatcher
 from composer_prime.sites.embedded.orchestrator import Orchestrator
 from composer_prime.sites.embedded.rollouts import Branch, Group, Rollout, RolloutPlayer
 from composer_prime.sites.embedded.stored import StoredSamples, encode_lessons, split_lessons
-from composer_prime.sites.embedded.weights import WeightsWatcher
 from composer_prime.traces.answers import Answer
 from composer_prime.traces.ingest.intake import read_file
 from composer_prime.traces.ingest.store import TraceStore

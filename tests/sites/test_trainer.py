@@ -20,12 +20,12 @@ from composer_prime.config.settings import SiteSettings, settle_site
 from composer_prime.errors import ConfigError, SiteError
 from composer_prime.metrics import read_tape
 from composer_prime.sites.embedded.batches import write_batch
-from composer_prime.sites.embedded.broadcasts import KEEP, published, weights
-from composer_prime.sites.embedded.checkpoints import newest_checkpoint
+from composer_prime.sites.embedded.broadcasts import KEEP, weights
+from composer_prime.sites.embedded.checkpoints import newest_checkpoint, tasks_drawn
 from composer_prime.sites.embedded.learner import Learner, import_loss, learning_rate
 from composer_prime.sites.embedded.result import SiteResult
-from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
-from composer_prime.sites.embedded.trainer import Outer, Trainer
+from composer_prime.sites.embedded.trainer import Trainer
+from composer_prime.sites.embedded.whole_folder import numbered_steps
 from composer_prime.sites.intact import seal
 from composer_prime.sync.site_clock import OuterLoop
 from composer_prime.waiting import Waits
@@ -58,7 +58,7 @@ def write_batches(settings, steps, num_samples=6):
         write_batch(settings.paths.rollouts, step, random_samples(100 + step, num_samples, with_ref=step % 2 == 0))
 
 
-def run_trainer(settings, outer: Outer | None = None, seed=0) -> tuple[Trainer, SiteResult]:
+def run_trainer(settings, outer=None, seed=0) -> tuple[Trainer, SiteResult]:
     trainer = Trainer(settings, random_policy(seed), outer)
     try:
         trainer.start()
@@ -199,7 +199,7 @@ def test_a_run_ends_at_max_steps_and_its_last_broadcast_is_the_model(tmp_path):
     assert result.steps == KEEP + 2 and result.tokens == sum(record[metrics.TRAIN_TOKENS] for record in tape)
     assert result.train_s == pytest.approx(sum(record[metrics.TRAIN_TRAIN_S] for record in tape))
     assert all(record[metrics.TRAIN_STEP_S] >= record[metrics.TRAIN_TRAIN_S] for record in tape)
-    assert published(settings.paths.broadcasts) == list(range(3, KEEP + 3))
+    assert numbered_steps(settings.paths.broadcasts) == list(range(3, KEEP + 3))
     folder = settings.paths.broadcast(KEEP + 2)
     assert (folder / "STABLE").exists()
     sent = load_file(folder / "model.safetensors")
@@ -241,7 +241,7 @@ def test_checkpoints_say_how_many_tasks_were_drawn_for_their_steps(tmp_path):
     run_trainer(settings)
     assert tasks_drawn(settings.paths.checkpoints, 0) == 0
     assert tasks_drawn(settings.paths.checkpoints, 2) == 20
-    shutil.rmtree(settings.paths.rollout(1))
+    shutil.rmtree(settings.paths.rollouts / "step_1")
     stays = settle(tmp_path, steps=2, resume=True)  # it trains nothing, and saves what it was
     run_trainer(stays)
     assert tasks_drawn(settings.paths.checkpoints, 2) == 20
@@ -266,7 +266,7 @@ def test_checkpoints_are_written_every_interval_and_the_newest_two_are_kept(tmp_
     settings = settle(tmp_path, steps=7, interval=2)
     write_batches(settings, 7)
     run_trainer(settings)
-    assert saved_steps(settings.paths.checkpoints) == [6, 7]
+    assert numbered_steps(settings.paths.checkpoints) == [6, 7]
     newest = newest_checkpoint(settings.paths.checkpoints)
     assert newest is not None and newest["step"] == 7
 
@@ -277,7 +277,7 @@ def test_a_resume_drops_broadcasts_from_beyond_its_checkpoint(tmp_path):
     run_trainer(settings)
     settings.paths.broadcast(9).mkdir()
     run_trainer(settle(tmp_path, steps=4, resume=True))
-    assert published(settings.paths.broadcasts) == [1, 2, 3, 4]
+    assert numbered_steps(settings.paths.broadcasts) == [1, 2, 3, 4]
 
 
 @dataclasses.dataclass
@@ -350,7 +350,7 @@ def test_the_outer_loop_decides_the_end_and_moves_the_weights_before_they_are_pu
     assert result.master_sha256["0"].model_dump() == {"version": 2, "sha256": "ab"}
     sent = load_file(settings.paths.broadcast(4) / "model.safetensors")
     assert all(torch.equal(sent[name], parameter) for name, parameter in trainer.model.named_parameters())
-    assert published(settings.paths.broadcasts) == [1, 2, 3, 4]
+    assert numbered_steps(settings.paths.broadcasts) == [1, 2, 3, 4]
 
 
 def test_weights_that_a_run_brought_are_published_before_the_first_step(tmp_path):
@@ -358,7 +358,7 @@ def test_weights_that_a_run_brought_are_published_before_the_first_step(tmp_path
     trainer = Trainer(settings, random_policy(), FakeOuter())
     trainer.start()
     trainer.close()
-    assert published(settings.paths.broadcasts) == [0]
+    assert numbered_steps(settings.paths.broadcasts) == [0]
 
 
 def test_an_interrupted_run_saves_leaves_no_result_and_goes_on_with_its_outer_loop(tmp_path):
@@ -415,7 +415,7 @@ def test_as_a_process_it_saves_on_sigterm_and_finishes_when_resumed(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
-    assert saved_steps(settings.paths.checkpoints) == [1] and not settings.paths.result.exists()
+    assert numbered_steps(settings.paths.checkpoints) == [1] and not settings.paths.result.exists()
     write_batches(settings, 2)
     process = start_process(settle(tmp_path, steps=2, resume=True))
     _, errors = process.communicate(timeout=PATIENCE_S)

@@ -10,7 +10,7 @@ from composer_prime import waiting
 from composer_prime.config import SiteSettings
 from composer_prime.sites.embedded import orchestrator
 from composer_prime.sites.embedded.local_run import _View
-from composer_prime.sites.embedded.screen import draw_line, draw_table
+from composer_prime.sites.embedded.progress import draw_line, draw_table
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor
 from composer_prime.sites.embedded.trainer import Trainer
 from composer_prime.store import open_store

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_prime.sites.embedded.broadcasts import STABLE, published
+from composer_prime.sites.embedded.broadcasts import STABLE
 from composer_prime.sites.embedded.checkpoints import newest_checkpoint
-from composer_prime.sites.embedded.sound_steps import saved_steps
-from composer_prime.sites.embedded.whole_folder import whole_folder
+from composer_prime.sites.embedded.whole_folder import numbered_steps, whole_folder
 from tests.patience import PATIENCE_S
 
 FULL = """
@@ -50,8 +49,10 @@ def test_a_disk_that_takes_no_more_is_named_and_what_was_saved_before_stays(tmp_
         str(tmp_path / what / "step_4") for what in ("checkpoints", "broadcasts")
     ]
     assert all("MB free on its disk: free some space" in line and "--resume" in line for line in lines)
-    assert saved_steps(tmp_path / "checkpoints") == [2] and newest_checkpoint(tmp_path / "checkpoints") == {"step": 2}
-    assert published(tmp_path / "broadcasts") == [2] and (tmp_path / "broadcasts/step_2" / STABLE).is_file()
+    assert numbered_steps(tmp_path / "checkpoints") == [2] and newest_checkpoint(tmp_path / "checkpoints") == {
+        "step": 2
+    }
+    assert numbered_steps(tmp_path / "broadcasts") == [2] and (tmp_path / "broadcasts/step_2" / STABLE).is_file()
     assert list(tmp_path.rglob(".step_*")) == []
 
 

@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,9 +16,7 @@ from composer_prime.gateway.store import KEY_VARIABLE, GatewayStore
 from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store, probe_store, remote
 from composer_prime.sync.signatures import SigningKey
-from tests.contracts import test_store_contract as contract
-from tests.contracts.test_store_contract import ILLEGAL_KEYS
-from tests.gateway.guarded import KEYS, claim_of, guarding, make_run, signed
+from tests.gateway.guarded import KEYS, guarding, make_run
 from tests.servers.in_thread import serving_handler
 from tests.servers.weed import free_ports
 
@@ -98,16 +95,6 @@ def test_a_ticket_has_no_text_form_for_its_url() -> None:
 def test_what_is_no_ticket_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="ticket"):
         Ticket.from_bytes(data)
-
-
-def test_illegal_keys_prefixes_and_ranges_are_refused_before_anybody_is_asked() -> None:
-    with closing(GatewayStore(Place("http://127.0.0.1:1", "run"), KEYS["alice"])) as store:
-        for key in ILLEGAL_KEYS:
-            contract.test_illegal_key_is_refused_by_every_method(store, key)
-        for prefix in ("/", "/a", "..", "a/../", "a//", ".a", "ä", "a b"):
-            contract.test_illegal_prefix_is_refused(store, prefix)
-        with pytest.raises(StoreError, match="must be 0 or more"):
-            store.get_range("k", -1, 1)
 
 
 # --- a gateway that is down, busy, or says no ------------------------------------------------------------------------
@@ -211,18 +198,6 @@ def test_a_proxy_s_own_page_is_no_missing_key(scripted: tuple[GatewayStore, type
         store.get("a")
 
 
-def test_a_create_whose_answer_was_lost_has_won() -> None:
-    run = open_store("memory://gateway-store-lost")
-    made = make_run(run)
-    with guarding(run) as gateway:
-        store = gateway.store("alice")
-        data = signed(gateway.served, "alice", claim_of("alice"))
-        run.create(keys.claim("alice", 0), data)  # as our own first try did, whose answer never came
-        assert store.create(keys.claim("alice", 0), data)
-        store.close()
-    assert made.run.manifest.run == "run"
-
-
 def test_a_put_that_meets_other_bytes_where_things_are_written_once_says_so(
     scripted: tuple[GatewayStore, type[Scripted]],
 ) -> None:
@@ -245,16 +220,3 @@ def test_a_proxy_from_the_environment_is_used(key_file: Path, monkeypatch: pytes
         with closing(open_store("gateway+http://gateway.invalid/run", key_file)) as store:
             assert store.list("") == ["a"]
     assert Proxy.asked == ["GET http://gateway.invalid/run/site", "GET http://gateway.invalid/run/keys?prefix="]
-
-
-def test_many_threads_share_one_store() -> None:
-    run = open_store("memory://gateway-store-threads")
-    make_run(run)
-    with guarding(run) as gateway, closing(gateway.store("alice")) as store:
-        found: list[bytes] = []
-        threads = [threading.Thread(target=lambda: found.append(store.get(keys.manifest()))) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [run.get(keys.manifest())] * 16

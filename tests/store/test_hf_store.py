@@ -1,6 +1,6 @@
 """Hugging Face's S3 endpoint: the settings it needs, and nothing asked of the internet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -46,12 +46,3 @@ def test_refused_keys_are_named_with_the_remedy(endpoint: FaultyServer) -> None:
         pytest.raises(StoreUnusable, match=r"hf://buckets/some-org/bucket .*S3 keys of the Hugging Face account"),
     ):
         probe_store(store)
-
-
-@pytest.mark.s3
-def test_settings_hold_on_a_real_server(store_uri: Callable[[str], str]) -> None:
-    data = bytes(range(251)) * (2 * PART_BYTES // 251 + 1000)
-    with closing(open_store(store_uri("hf"))) as store:
-        probe_store(store)
-        store.put("large", data)
-        assert store.get("large") == data

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from composer_prime.errors import ConfigError, ProtocolError
 from composer_prime.gateway import invitation_keys
 from composer_prime.integrations import torchft_keys
+from composer_prime.launch import launch_keys
 from composer_prime.store import keys
 from composer_prime.store.base import MAX_KEY_LENGTH, is_key
 
@@ -32,13 +33,6 @@ def test_keys_are_spelled_as_the_protocol_says() -> None:
     assert keys.tape("a", 7, SHA) == "tape/a/00000007-0123456789abcdef.jsonl"
     assert (keys.probe("xyz"), keys.probe("xyz", "a-b")) == ("probe/xyz", "probe/a-b/xyz")
     assert invitation_keys.invitation("alice", 2) == "invitations/alice/0002.json"
-
-
-@given(fragments, versions, sites, incarnations)
-def test_what_was_spelled_is_read_back(fragment: int, version: int, site: str, incarnation: int) -> None:
-    assert keys.parse_master(keys.master(fragment, version, SHA)) == (fragment, version, SHA[:16])
-    assert keys.offer_site(keys.offer(fragment, version, site)) == site
-    assert keys.parse_claim(keys.claim(site, incarnation)) == (site, incarnation)
 
 
 @given(fragments, versions, sites, incarnations)
@@ -95,11 +89,6 @@ def test_foreign_key_is_a_protocol_error(parse: Callable[[str], object], key: st
         parse(key)
 
 
-@pytest.mark.parametrize("site", ["a", "site-1", "0", "a" * 32])
-def test_good_site_name_is_returned(site: str) -> None:
-    assert keys.check_site_name(site) == site
-
-
 @pytest.mark.parametrize("site", ["", "-a", "A", "a_b", "a/b", "..", "a" * 33, "ä", "a\n", "a b"])
 def test_bad_site_name_is_refused_wherever_a_site_is_spelled(site: str) -> None:
     spell = [
@@ -131,6 +120,10 @@ def test_sha_that_is_none_is_refused(sha: str) -> None:
 @given(fragments, versions, sites, incarnations)
 def test_any_key_says_what_it_is(fragment: int, version: int, site: str, incarnation: int) -> None:
     place, sha = keys.Place, SHA[:16]
+    assert keys.check_site_name(site) == site
+    assert keys.parse_master(keys.master(fragment, version, SHA)) == (fragment, version, sha)
+    assert keys.offer_site(keys.offer(fragment, version, site)) == site
+    assert keys.parse_claim(keys.claim(site, incarnation)) == (site, incarnation)
     assert keys.place(keys.offer(fragment, version, site)) == place("offer", site, fragment, version)
     assert keys.place(keys.payload(fragment, version, site, SHA)) == place("payload", site, fragment, version, sha)
     assert keys.payload(fragment, version, site, SHA).startswith(keys.payloads_prefix(fragment, version, site))
@@ -142,15 +135,10 @@ def test_any_key_says_what_it_is(fragment: int, version: int, site: str, incarna
     assert keys.place(keys.master(fragment, version, SHA)) == place("master", "", fragment, version, sha)
     assert keys.place(keys.claim(site, incarnation)) == place("claim", site, 0, incarnation)
     assert keys.place(keys.beat(site, incarnation)) == place("beat", site, 0, incarnation)
-    assert keys.place(keys.tape(site, version, SHA)) == place("tape", site, 0, version, SHA[:16])
-
-
-def test_the_run_s_own_records_say_what_they_are() -> None:
-    assert keys.place(keys.manifest()) == keys.Place("manifest")
-    assert keys.place(keys.founding()) == keys.Place("founding")
-    assert keys.place(keys.close()) == keys.Place("close")
-    assert keys.place(keys.admission(2)) == keys.Place("admission", number=2)
-    assert keys.place(keys.probe("7-ab")) == keys.place(keys.probe("7-ab", "a")) == keys.Place("probe")
+    assert keys.place(keys.tape(site, version, SHA)) == place("tape", site, 0, version, sha)
+    own = {keys.manifest(): "manifest", keys.founding(): "founding", keys.close(): "close", keys.probe("7"): "probe"}
+    assert all(keys.place(key) == place(kind) for key, kind in {**own, keys.probe("7", site): "probe"}.items())
+    assert keys.place(keys.admission(2)) == place("admission", number=2)
 
 
 @pytest.mark.parametrize(
@@ -167,3 +155,22 @@ def test_the_run_s_own_records_say_what_they_are() -> None:
 )
 def test_what_no_run_of_sites_holds_is_no_place(key: str) -> None:
     assert keys.place(key) is None
+
+
+def test_every_key_of_a_launch_is_legal_below_its_prefix_and_read_back() -> None:
+    spelled = (launch_keys.intent, launch_keys.job, launch_keys.stop, launch_keys.end)
+    found = [launch_keys.launch(12), launch_keys.stop(12), *(spell(12, "r0", 3) for spell in spelled)]
+    assert all(is_key(key) and key.startswith(launch_keys.launch_prefix(12)) for key in found)
+    assert len(set(found)) == len(found)
+    recipe = launch_keys.recipe(SHA)
+    assert is_key(recipe) and recipe.startswith(launch_keys.launches_prefix())
+    others = [*found, recipe, keys.manifest(), keys.claim("a", 1)]
+    assert [key for key in others if launch_keys.parse_launch(key) is not None] == [launch_keys.launch(12)]
+    assert [launch_keys.parse_intent(key) for key in others if launch_keys.parse_intent(key)] == [(12, "r0", 3)]
+    assert not any(keys.parse_collectable(key) for key in found)
+
+
+@pytest.mark.parametrize(("site", "attempt"), [("A", 1), ("a/b", 1), ("a", 10_000), ("a", -1)])
+def test_a_launch_s_site_or_number_that_would_not_sort_is_refused(site: str, attempt: int) -> None:
+    with pytest.raises((ConfigError, ProtocolError)):
+        launch_keys.intent(1, site, attempt)

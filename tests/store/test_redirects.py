@@ -7,10 +7,9 @@ from contextlib import closing
 import pytest
 
 from composer_prime.errors import KeyMissing, StoreError
-from composer_prime.gateway.client import Answered, GatewayClient, Place
-from composer_prime.gateway.redirects import MAX_HOPS, Astray, next_url
+from composer_prime.gateway.client import MAX_HOPS, Answered, Astray, GatewayClient, Place, next_url
+from composer_prime.gateway.operations import tickets_of
 from composer_prime.gateway.store import GatewayStore
-from composer_prime.gateway.tickets import tickets_of
 from composer_prime.gateway.wire import Ticket
 from composer_prime.store import keys, open_store, remote
 from composer_prime.store.base import Store

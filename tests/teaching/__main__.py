@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from composer_prime.ablate.rows import Row
-from composer_prime.ablate.teacher import is_healthy
+from composer_prime.ablate.plan import Row
+from composer_prime.ablate.runner import is_healthy
 from composer_prime.config.load import load_any
 from composer_prime.config.paths import models_cache
 from composer_prime.config.recipe import Recipe

@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 
-from composer_prime.ablate.statistics import Estimate, difference_interval, mean_interval
+from composer_prime.ablate.report import Estimate, difference_interval, mean_interval
 from tests.teaching.__main__ import DENSE, ROWS, SPARSE
 
 ARMS = ("base", "placebo", "+hint", "+replay", "full", "wrong-hint", "weak-teacher", "permuted", "restart", "imitation")

@@ -28,7 +28,7 @@ from composer_prime.ablate.held_out import held_out_reward
 from composer_prime.config.load import load_any
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.recipe import Recipe
-from composer_prime.sites.embedded.weights import newest_broadcast
+from composer_prime.sites.embedded.inference_client import newest_broadcast
 from composer_prime.traces.ask.folder import AnswerFolder
 from composer_prime.traces.ingest.store import TraceStore
 from composer_prime.traces.pairs.making import make_pairs

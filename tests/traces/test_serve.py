@@ -3,15 +3,12 @@
 import asyncio
 import json
 import random
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import verifiers.v1 as vf
 import zstandard
 from starlette.testclient import TestClient
@@ -22,6 +19,7 @@ from composer_prime.sites.embedded.rollouts import RolloutPlayer
 from composer_prime.traces.serve import UNKNOWN_LOGPROB, Library, ReplayServer
 from composer_prime.traces.turns import Turn, read_turns
 from tests.servers.fake_inference import FakePolicy, serving
+from tests.servers.in_thread import serving_app
 from tests.sites.letters_site import letters_site
 
 FLAT = {
@@ -144,22 +142,6 @@ def test_upstreams_readiness_checks_are_answered() -> None:
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["big-teacher"]
 
 
-@contextmanager
-def serving_replay(library: Library) -> Iterator[int]:
-    app = ReplayServer(library, "fake").app()
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the replay server did not start"
-            time.sleep(0.005)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def test_an_environment_plays_stored_verifiers_traces_again_token_for_token(
     tmp_path: Path, tokenizer_dir: Path, run_async: Callable[..., Any]
 ) -> None:
@@ -178,7 +160,7 @@ def test_an_environment_plays_stored_verifiers_traces_again_token_for_token(
     library = Library(read_turns(write(tmp_path / "traces.jsonl", *records)))
     assert (library.num_prompts, library.num_turns) == (6, 6)
     order = random.Random(0).sample(range(7), 7)
-    with serving_replay(library) as port:
+    with serving_app(ReplayServer(library, "fake").app()) as port:
         again = run_async(play(port, order))
     for task in range(6):
         (before,), (after,) = first[task].traces[0].branches, again[task].traces[0].branches

@@ -1,5 +1,7 @@
 """What tests of the volunteers' commands start from; modules that test what lies below them have their own run."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,15 @@ from composer_prime.volunteers import doctor
 from composer_prime.volunteers.doctor import Torch
 from tests.cli.command_line import call
 from tests.volunteers.owned_run import OWNER, OwnedRun, machine
+
+
+@pytest.fixture(autouse=True)
+def environment_as_it_was() -> Iterator[None]:
+    """What an invitation sets in this process is gone after the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

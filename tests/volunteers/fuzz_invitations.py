@@ -28,7 +28,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput
-from composer_prime.plan.link import Link
+from composer_prime.plan.traffic import Link
 from composer_prime.store import open_store
 from composer_prime.sync.canonical import PROTOCOL, canonical
 from composer_prime.volunteers import consent, doctor, entrance

@@ -12,14 +12,12 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import InvitationRefused, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
-from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution, contribution_of
-from composer_prime.volunteers.doctor import Torch, examine_for_invitation
-from composer_prime.volunteers.folder import VolunteerFolder
+from composer_prime.volunteers.doctor import Torch
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
-from tests.gateway.guarded import Guarded, claim_of, guarding
+from tests.gateway.guarded import Guarded, guarding
 from tests.volunteers.owned_run import OWNER, OwnedRun, come, consenting, machine
 
 
@@ -32,52 +30,14 @@ def run(tmp_path: Path) -> OwnedRun:
 def gateway(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
     able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
     monkeypatch.setattr(doctor, "look", lambda: able)
-    before = dict(os.environ)
     with guarding(run.store) as running:
         yield running
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def invited(run: OwnedRun, gateway: Guarded) -> Invitation:
     """As the volunteer reads it."""
     made = run.invite(uri=f"gateway+{gateway.root}/run", guest=True)
     return read_invitation(encode(made))
-
-
-def test_the_doctor_looks_through_the_gateway_and_leaves_nothing(run: OwnedRun, gateway: Guarded) -> None:
-    invitation = invited(run, gateway)
-    before = run.store.list("")
-    diagnosis = examine_for_invitation(invitation, consenting(run))
-    assert diagnosis.is_able and {"link", "torch", "arithmetic", "memory"} <= {each.name for each in diagnosis.checks}
-    (link,) = (each for each in diagnosis.checks if each.name == "link")
-    assert link.found.startswith("up not measured: behind a gateway nothing is written to try it; down ")
-    (a_round,) = (each for each in diagnosis.checks if each.name == "a round")
-    assert "MB up and" in a_round.found and "in about" not in a_round.found
-    assert run.store.list("") == before
-    assert not (run.folder / "alice").exists() and "COMPOSER_PRIME_KEY" not in os.environ
-    assert {(line["site"], line["method"]) for line in gateway.lines()} == {("alice", "GET")}
-    assert {line["status"] for line in gateway.lines()} == {200, 404}
-
-
-def test_a_site_starts_with_what_leads_through_the_gateway(run: OwnedRun, gateway: Guarded) -> None:
-    invitation, said = invited(run, gateway), []
-
-    def claim(recipe: RecipeBase, site: str, resume: bool) -> int:
-        """As a site does first: by its recipe and the environment alone."""
-        uri = run_uri(recipe)
-        assert uri is not None and uri == invitation.uri and recipe.site.key_file is not None
-        key = SigningKey.load(recipe.site.key_file)
-        record = claim_of(site)
-        signature = key.sign(record.message(run.site.run.sha256))
-        with closing(open_store(uri)) as store:
-            made = store.create(keys.claim(site, 0), record.model_copy(update={"signature": signature}).to_bytes())
-        return 0 if made else 1
-
-    assert join(invitation, consenting(run), said.append, claim) == 0
-    assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
-    assert any("You are a guest" in line for line in said)
-    assert SigningKey.load(VolunteerFolder(run.folder / "alice", "alice").key_file).public == invitation.public
 
 
 def test_a_volunteer_whose_clock_is_late_is_refused_by_the_gateway_s(

@@ -116,11 +116,6 @@ def test_guests_never_become_the_majority(cli, run: OwnedRun) -> None:
     assert invite(cli, run, name="bob").code == 0
 
 
-def test_a_member_behind_a_gateway_is_refused(cli, run: OwnedRun) -> None:
-    refused(invite(cli, run, "--gateway", "gateway+https://h/run", "--member"), "would close rounds", "--guest")
-    assert cli("invite", run.uri, "--list").out == "nobody was invited yet\n"
-
-
 def test_doctor_judges_for_an_invitation(cli, run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     invite(cli, run)
     answer = cli("doctor", run.file(), *CONSENT)

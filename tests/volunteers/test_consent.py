@@ -1,8 +1,6 @@
 """What an invitation can't choose by itself: the volunteer says which packages run, who sees prompts, and where to."""
 
 import inspect
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,11 @@ TEACHER = {"name": "t", "base_url": "https://teacher.example.org"}
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnedRun]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
     made = OwnedRun(tmp_path)
     able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
     monkeypatch.setattr(doctor, "look", lambda: able)
-    before = dict(os.environ)
-    yield made
-    os.environ.clear()
-    os.environ.update(before)
+    return made
 
 
 def sound(run: OwnedRun) -> Invitation:

@@ -12,8 +12,8 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.errors import ModelError
 from composer_prime.launch import preflight
 from composer_prime.launch.preflight import gpu_bytes_beforehand
-from composer_prime.plan.gpus import gpu_bytes
-from composer_prime.plan.link import Link
+from composer_prime.plan.memory import gpu_bytes
+from composer_prime.plan.traffic import Link
 from composer_prime.sync.terms import terms_of
 from composer_prime.volunteers import doctor
 from composer_prime.volunteers.doctor import Check, Diagnosis, Gpu, Task, Torch, diagnose, lines, to_json

@@ -83,9 +83,8 @@ def recorder(moto: S3Server) -> Iterator[Recorder]:
 
 
 @pytest.fixture(autouse=True)
-def volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's home with every kind of identity that our clients' libraries know where to find."""
-    before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "GOOGLE_", "COMPOSER_PRIME_"))]:
         del os.environ[name]
     home = tmp_path / "home"
@@ -102,9 +101,7 @@ def volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     given = {"HOME": home, "NETRC": home / ".netrc", "HF_TOKEN": f"hf_{PLANTED}", "NO_PROXY": "*"}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
-    yield home
-    os.environ.clear()
-    os.environ.update(before)
+    return home
 
 
 pytestmark = pytest.mark.s3

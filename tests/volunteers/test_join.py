@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,14 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import BadInput, InvitationRefused, MachineUnfit
 from composer_prime.sites.embedded import local_run
-from composer_prime.sites.embedded.interrupt import catch_interrupt
 from composer_prime.sites.embedded.local_run import Surroundings
+from composer_prime.sites.embedded.processes import catch_interrupt
 from composer_prime.store import keys
 from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Close
 from composer_prime.sync.signatures import SigningKey
-from composer_prime.volunteers import doctor, folder
+from composer_prime.volunteers import doctor
 from composer_prime.volunteers import join as joining
-from composer_prime.volunteers.consent import Wishes
 from composer_prime.volunteers.doctor import Gpu, Torch
 from composer_prime.volunteers.folder import HUB_PLACES, VolunteerFolder
 from composer_prime.volunteers.invitation import Invitation, read_invitation
@@ -69,17 +68,9 @@ def run(tmp_path: Path) -> OwnedRun:
 
 
 @pytest.fixture(autouse=True)
-def an_able_machine(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def an_able_machine(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
     monkeypatch.setattr(doctor, "look", lambda: able)
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
-def wishes(run: OwnedRun, **changes) -> Wishes:
-    return consenting(run, **changes)
 
 
 def beside(act: Callable[[], object]) -> threading.Thread:
@@ -90,7 +81,7 @@ def beside(act: Callable[[], object]) -> threading.Thread:
 
 def test_the_site_gets_the_runs_recipe_with_what_is_this_machines(run: OwnedRun) -> None:
     site, invitation, said = FakeSite(ends_with=0), run.invite(), []
-    assert join(invitation, wishes(run, mbit_up=2.0, mbit_down=8.0), said.append, site) == 0
+    assert join(invitation, consenting(run, mbit_up=2.0, mbit_down=8.0), said.append, site) == 0
     (recipe,) = site.recipes
     assert run_uri(recipe) == run.store.uri and recipe.site.name == "alice"
     assert (recipe.site.max_mbit_up, recipe.site.max_mbit_down) == (2.0, 8.0)
@@ -107,22 +98,15 @@ def test_what_the_site_downloads_goes_below_the_folder(run: OwnedRun, monkeypatc
         monkeypatch.delenv(name, raising=False)
     root, found, said = run.folder / "alice", [], []
     look = FakeSite(ends_with=0, then=lambda: found.append((os.environ["HF_HOME"], os.environ["XDG_CACHE_HOME"])))
-    join(run.invite(), wishes(run), said.append, look)
+    join(run.invite(), consenting(run), said.append, look)
     assert found == [(str(root / "cache" / "huggingface"), str(root / "cache"))]
     assert "HF_HOME" not in os.environ and not any("Weights of the hub" in line for line in said)
 
 
-def test_a_place_that_the_volunteer_has_for_weights_is_named(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(run.folder / "mine"))
-    found, said = [], []
-    look = FakeSite(ends_with=0, then=lambda: found.append(os.environ["HF_HOME"]))
-    join(run.invite(), wishes(run), said.append, look)
-    assert found == [str(run.folder / "mine")]
-    assert any(line.startswith(f"Weights of the hub go to {run.folder / 'mine'}") for line in said)
-
-
 @pytest.mark.parametrize("what", ["expired", "revoked", "forged", "unfit"])
-def test_nothing_starts_where_something_is_wrong(run: OwnedRun, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_starts_and_no_key_stays_where_one_is_wrong(
+    run: OwnedRun, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     invitation = run.invite(expires_at=1) if what == "expired" else run.invite()
     if what == "revoked":
         Owner(run.store, OWNER).revoke("alice")
@@ -132,41 +116,31 @@ def test_nothing_starts_where_something_is_wrong(run: OwnedRun, what: str, monke
         monkeypatch.setattr(doctor, "look", lambda: machine(free_memory_bytes=0))
     site = FakeSite(ends_with=0)
     with pytest.raises(MachineUnfit if what == "unfit" else InvitationRefused) as refusal:
-        join(invitation, wishes(run), lambda line: None, site)
+        join(invitation, consenting(run), lambda line: None, site)
     assert "\n" not in str(refusal.value) and refusal.value.exit_code == 2
     assert site.recipes == []
+    if what != "unfit":
+        assert not list((run.folder / "alice").glob("*.key*")) and "COMPOSER_PRIME_KEY" not in os.environ
 
 
 def test_a_forged_invitation_leaves_the_key_of_a_sound_one(run: OwnedRun) -> None:
     sound = run.invite()
     place = folder_of(sound, run.folder / "alice")
-    join(sound, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    join(sound, consenting(run), lambda line: None, FakeSite(ends_with=0))
     kept, seed = place.key_file.read_bytes(), bytes(32)
     other = {"public": SigningKey.from_bytes(seed).public, "seed": base64.b64encode(seed).decode()}
     forged = sound.model_copy(update=other)
     with pytest.raises(InvitationRefused, match="forged"):
-        join(forged, wishes(run), lambda line: None, FakeSite(ends_with=0))
+        join(forged, consenting(run), lambda line: None, FakeSite(ends_with=0))
     assert place.key_file.read_bytes() == kept
 
 
-@pytest.mark.parametrize("what", ["expired", "forged", "revoked"])
-def test_an_invitation_that_does_not_hold_leaves_no_key(run: OwnedRun, what: str) -> None:
-    invitation = run.invite(expires_at=1) if what == "expired" else run.invite()
-    if what == "forged":
-        invitation = invitation.model_copy(update={"guest": True})
-    elif what == "revoked":
-        Owner(run.store, OWNER).revoke("alice")
-    with pytest.raises(InvitationRefused):
-        join(invitation, wishes(run), lambda line: None, FakeSite(ends_with=0))
-    assert not list((run.folder / "alice").glob("*.key*")) and "COMPOSER_PRIME_KEY" not in os.environ
-
-
 def test_a_later_invitation_s_key_takes_the_earlier_one_s_place(run: OwnedRun) -> None:
-    join(run.invite(), wishes(run), lambda line: None, FakeSite(ends_with=0))
+    join(run.invite(), consenting(run), lambda line: None, FakeSite(ends_with=0))
     Owner(run.store, OWNER).revoke("alice")
     run.file().unlink()
     again = run.invite()
-    join(again, wishes(run), lambda line: None, FakeSite(ends_with=0))
+    join(again, consenting(run), lambda line: None, FakeSite(ends_with=0))
     assert SigningKey.load(folder_of(again, run.folder / "alice").key_file).public == again.public
 
 
@@ -178,15 +152,15 @@ def test_the_site_leaves_it_to_join_to_say_how_one_comes_back(run: OwnedRun, mon
         return 0
 
     monkeypatch.setattr(local_run, "run_site", note)
-    assert join(run.invite(), wishes(run), lambda line: None) == 0
+    assert join(run.invite(), consenting(run), lambda line: None) == 0
     assert [each.continuing for each in given] == [None]
 
 
 def test_the_run_s_end_is_told(run: OwnedRun) -> None:
     said: list[str] = []
-    assert join(run.invite(), wishes(run), said.append, FakeSite(ends_with=0)) == 0
+    assert join(run.invite(), consenting(run), said.append, FakeSite(ends_with=0)) == 0
     assert said[-1] == "run run is finished"
-    assert join(read_invitation(str(run.file())), wishes(run), said.append, FakeSite(ends_with=1)) == 1
+    assert join(read_invitation(str(run.file())), consenting(run), said.append, FakeSite(ends_with=1)) == 1
     assert said[-1] != "run run is finished"
 
 
@@ -196,20 +170,20 @@ def test_who_comes_after_the_run_s_end_is_told_so_before_any_check(run: OwnedRun
     ended = {"versions": (end,), "masters": ("0" * 64,), "voids": ((),)}
     close = Close(closed_by="a", **{name: values * num_fragments for name, values in ended.items()})
     run.store.create(keys.close(), run.site.roster.sign(close.model_copy(update={"closed_by": "b"})).to_bytes())
-    assert join(invitation, wishes(run), said.append, site) == 0
+    assert join(invitation, consenting(run), said.append, site) == 0
     assert len(site.recipes) == 1, "another site's word that a closed it counts for nothing"
     run.store.put(keys.close(), run.site.roster.sign(close).to_bytes())
-    assert join(invitation, wishes(run), said.append, site) == 0
+    assert join(invitation, consenting(run), said.append, site) == 0
     assert len(site.recipes) == 2, "nor does a's own, as long as there are rounds to come: any member may put one early"
     for fragment in range(num_fragments):
         run.store.create(keys.commit(fragment, end - 1), b"the last round's")
-    assert join(invitation, wishes(run), said.append, site) == 0
+    assert join(invitation, consenting(run), said.append, site) == 0
     assert len(site.recipes) == 3, "nor the last round's, put early"
     for fragment in range(num_fragments):
         for version in range(end):
             run.store.create(keys.commit(fragment, version), b"the others'")
     said.clear()
-    assert join(invitation, wishes(run), said.append, site) == 0
+    assert join(invitation, consenting(run), said.append, site) == 0
     assert said == ["run run is finished"] and len(site.recipes) == 3
 
 
@@ -221,7 +195,7 @@ def test_ctrl_c_leaves(run: OwnedRun) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     helper = beside(interrupt)
-    assert join(run.invite(), wishes(run), said.append, site) == 130
+    assert join(run.invite(), consenting(run), said.append, site) == 130
     helper.join()
     assert said[-1] == "left: run the same command to come back" and len(site.recipes) == 1
 
@@ -242,7 +216,7 @@ def test_a_pause_ends_the_site_and_its_end_starts_it_again(run: OwnedRun) -> Non
         os.kill(os.getpid(), signal.SIGINT)
 
     helper = beside(pause_and_go_on)
-    assert join(invitation, wishes(run), said.append, site) == 130
+    assert join(invitation, consenting(run), said.append, site) == 130
     helper.join()
     assert site.resumed == [False, True]
 
@@ -258,7 +232,7 @@ def test_ctrl_c_right_after_a_pause_began_is_not_lost(run: OwnedRun) -> None:
 
     place = folder_of(invitation, run.folder / "alice")
     helper = beside(lambda: (paused.started.acquire(timeout=WAIT_S), place.pause()))
-    assert join(invitation, wishes(run), said.append, end_late) == 130
+    assert join(invitation, consenting(run), said.append, end_late) == 130
     helper.join()
     assert len(paused.recipes) == 1 and said[-1].startswith("left")
 
@@ -273,20 +247,20 @@ def test_a_paused_site_can_be_left(run: OwnedRun) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     helper = beside(interrupt)
-    assert join(invitation, wishes(run), said.append, site) == 130
+    assert join(invitation, consenting(run), said.append, site) == 130
     helper.join()
     assert site.recipes == []
 
 
 def test_the_hours_end_it_and_that_is_no_failure(run: OwnedRun) -> None:
     said: list[str] = []
-    assert join(run.invite(), wishes(run, hours=1.5 / 3600), said.append, FakeSite()) == 0
+    assert join(run.invite(), consenting(run, hours=1.5 / 3600), said.append, FakeSite()) == 0
     assert said[-1] == "left: the hours you gave are over"
 
 
 def test_a_full_disk_ends_it_with_the_numbers(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "examine", lambda *args, **more: _able(run))
-    asked = wishes(run, max_disk_gib=0.001)
+    asked = consenting(run, max_disk_gib=0.001)
     site = FakeSite(then=lambda: (run.folder / "alice" / "log").write_bytes(bytes(2 * 2**20)))
     with pytest.raises(MachineUnfit, match=r"holds 0\.0 GiB, more than the 0\.001 of --max-disk-gib"):
         join(run.invite(), asked, lambda line: None, site)
@@ -297,17 +271,13 @@ def _able(run: OwnedRun):
     return doctor.Diagnosis((), read_shared(run.invite("bob").recipe))
 
 
-def test_a_failed_sites_code_is_passed_on(run: OwnedRun) -> None:
-    assert join(run.invite(), wishes(run), lambda line: None, FakeSite(ends_with=1)) == 1
-
-
 def test_one_folder_holds_one_process_of_a_site(run: OwnedRun) -> None:
     invitation = run.invite()
     place = folder_of(invitation, run.folder / "alice")
     with place.held():
         assert place.is_held()
         with pytest.raises(BadInput, match=rf"runs from .* already \(process {os.getpid()}\)"):
-            join(invitation, wishes(run), lambda line: None, FakeSite())
+            join(invitation, consenting(run), lambda line: None, FakeSite())
     assert not place.is_held()
 
 
@@ -341,7 +311,7 @@ def test_a_prime_rl_site_runs_on_this_machines_gpus_with_a_batch_for_them(
     for gpus in (4, 2):
         torch = Torch("2.13.0", run.site.run.manifest.test_vector, (Gpu("card", 24 * GIB),) * gpus)
         monkeypatch.setattr(doctor, "look", lambda torch=torch: machine(torch=torch))
-        assert join(invitation, wishes(run, mbit_up=1.5), lambda line: None, site) == 0
+        assert join(invitation, consenting(run, mbit_up=1.5), lambda line: None, site) == 0
     assert {recipe.site.max_mbit_up for recipe in given} == {1.5}
     assert [recipe.layout for recipe in given] == [Layout(2, 2), Layout(1, 1)]
     assert [recipe.upstream_value("orchestrator.batch_size") for recipe in given] == [32, 16]
@@ -356,12 +326,3 @@ def test_the_warden_ends_nothing_that_it_does_not_watch(tmp_path: Path) -> None:
             assert ended.wait(WAIT_S) and warden.reason is Reason.PAUSED
             ended.clear()
             assert not ended.wait(1.0), "once for each start"
-
-
-def test_the_folder_is_counted(tmp_path: Path) -> None:
-    place = folder.VolunteerFolder(tmp_path / "alice", "alice")
-    place.make()
-    (place.root / "sub").mkdir()
-    (place.root / "sub" / "one").write_bytes(bytes(1000))
-    (place.root / "two").write_bytes(bytes(24))
-    assert place.used_bytes() == 1024

@@ -15,7 +15,7 @@ from composer_prime.config import Recipe, SiteSettings, settle_site
 from composer_prime.config.recipe import RecipeBase
 from composer_prime.gateway.app import Gateway
 from composer_prime.gateway.store import GatewayStore
-from composer_prime.plan.link import Link
+from composer_prime.plan.traffic import Link
 from composer_prime.store import keys, open_store, remote
 from composer_prime.sync.metered import BYTES_PER_MBIT, PIECE_BYTES
 from composer_prime.sync.signatures import SigningKey
@@ -35,16 +35,12 @@ UP_MBIT, DOWN_MBIT = 1.0, 1.2
 
 
 @pytest.fixture(autouse=True)
-def the_volunteers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An environment without anything of the bucket's, put back afterwards; scratch files go to `tmp`."""
-    before = dict(os.environ)
+def the_volunteers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without anything of the bucket's; scratch files go to `tmp`."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture
@@ -140,6 +136,7 @@ def test_a_gateway_s_invitation_is_written_checked_and_joined_by_commands(cli, r
         trains(claim)
         joined = cli("join", run.file(), *CONSENT, "--folder", place(run))
         assert (joined.code, joined.out.splitlines()[-1]) == (0, "run run is finished")
+        assert "You are a guest" in joined.out
         assert run.store.list(keys.site_prefix("alice")) == [keys.claim("alice", 0)]
         assert {(line["site"], line["status"]) for line in gateway.lines()} <= {("alice", 200), ("alice", 404)}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_prime.config import load_any, recipe_from_data
+from composer_prime.config import recipe_from_data
 from composer_prime.config.load import any_from_data
 from composer_prime.config.messages import known_names
 from composer_prime.config.prime_rl import PrimeRecipe
@@ -34,7 +34,6 @@ DANGEROUS = {
     "sites": {"count": 26},
     "clean": True,
 }
-RECIPES = REPOSITORY / "recipes"
 SOURCE = {"env": {"taskset": {"id": "e"}}}
 
 
@@ -71,13 +70,6 @@ def test_what_is_the_machines_own_is_left_out_and_refused(name: str) -> None:
         read_shared(to_toml(data))
 
 
-def test_prime_rls_command_is_the_machines_own() -> None:
-    data = {"run": {"name": "r"}, "max_steps": 9, "model": {"name": "m"}, "site": {"backend": "prime-rl"}}
-    data["prime_rl"] = {"command": ["sh", "-c", "evil"]}
-    with pytest.raises(InvitationRefused, match=r"prime_rl\.command"):
-        read_shared(to_toml(data))
-
-
 PRIME = {"run": {"name": "r"}, "max_steps": 9, "model": {"name": "m"}, "site": {"backend": "prime-rl"}}
 PRIME |= {"outer": {"inner_steps": 4}}
 OWN_SETTINGS: list[dict[str, Any]] = [
@@ -86,6 +78,7 @@ OWN_SETTINGS: list[dict[str, Any]] = [
     {"trainer": {"env_vars": {"LD_PRELOAD": "/tmp/evil.so"}}},
     {"weight_broadcast": {"start_command": "evil"}},
     {"slurm": {"job_name": "x"}},
+    {"prime_rl": {"command": ["sh", "-c", "evil"]}},
 ]
 
 
@@ -121,13 +114,6 @@ def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, A
         shared_toml(any_from_data(PRIME | own))
     with pytest.raises(InvitationRefused, match=re.escape(name)):
         read_shared(to_toml(PRIME | own))
-
-
-def test_every_recipe_of_prime_rl_s_can_be_shared_or_says_why_not() -> None:
-    found = [recipe for path in sorted(RECIPES.glob("*/*.toml")) if isinstance(recipe := load_any(path), PrimeRecipe)]
-    assert len(found) > 1
-    for recipe in found:
-        assert read_shared(shared_toml(recipe)).run.name == recipe.run.name
 
 
 def test_a_volunteer_is_told_what_prime_rl_will_run(tmp_path: Path) -> None:
@@ -188,20 +174,15 @@ def test_the_documented_hints_and_schedules_travel_and_read_back_to_the_same_run
         ({"start": 1.0, "end": 0.1, "steps": 5, "path": "/etc"}, "hint_tau.path to '/etc', which no invitation may"),
         ({"start": {"start": 1.0}, "end": 0.1, "steps": 5}, "hint_tau.start to a table, which must be a number"),
         ([1.0, 0.1], "hint_tau to a list, which must be a number from 0 to 1000"),
+        (2.0, "ema_decay to 2.0, which must be a number from 0 to 1"),
     ],
 )
-def test_a_schedule_beyond_its_range_is_refused_in_one_line(weight: Any, said: str) -> None:
+def test_a_schedule_or_decay_beyond_its_range_is_refused_in_one_line(weight: Any, said: str) -> None:
+    decay = {"teacher": "ema", "ema_decay": weight} if said.startswith("ema") else {}
+    distill = {} if decay else {"distill": {"hint_tau": weight}}
     with pytest.raises(InvitationRefused, match=re.escape(said)) as refused:
-        read_shared(to_toml(minimal(hints={}, trainer={"distill": {"hint_tau": weight}})))
+        read_shared(to_toml(minimal(hints=decay, trainer=distill)))
     assert "\n" not in str(refused.value)
-
-
-def test_a_decay_beyond_its_range_is_refused_in_one_line() -> None:
-    with pytest.raises(
-        InvitationRefused, match=r"hints\.ema_decay to 2\.0, which must be a number from 0 to 1"
-    ) as said:
-        read_shared(to_toml(minimal(hints={"teacher": "ema", "ema_decay": 2.0})))
-    assert "\n" not in str(said.value)
 
 
 def test_the_live_teacher_is_refused_when_an_invitation_is_written_and_when_it_is_read() -> None:

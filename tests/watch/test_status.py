@@ -15,10 +15,11 @@ from composer_prime.sync.records import Close, Commit, Offer
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
 from composer_prime.sync.tape import Tape
+from composer_prime.visible import size
 from composer_prime.watch.records import RunStatus, SiteStatus
 from composer_prime.watch.rounds import reason
 from composer_prime.watch.status import look
-from composer_prime.watch.tables import draw, size
+from composer_prime.watch.tables import draw
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 

@@ -10,64 +10,42 @@ from torch import Tensor
 from composer_prime.outer.chunks import empty, spans
 from composer_prime.outer.codecs.base import FixedSize, check_decoded, check_encodable, check_size
 
-LITTLE_16 = np.dtype("<i2")
-LITTLE_32 = np.dtype("<i4")
 
+class PlainCodec(FixedSize):
+    """The values in a float dtype of torch's, whose bits are stored as integers of the same width."""
 
-class Fp32Codec(FixedSize):
-    """4 bytes a value, exact."""
-
-    name = "fp32"
-    lossy = False
     sliceable = True
     block = 1
 
-    def encode(self, x: Tensor) -> bytes:
-        """See `Codec.encode`."""
-        check_encodable(self, x, x)
-        return x.view(torch.int32).numpy().astype(LITTLE_32, copy=False).tobytes()
-
-    def decode(self, data: bytes | bytearray | memoryview, numel: int) -> Tensor:
-        """See `Codec.decode`."""
-        check_size(self, data, numel)
-        x = empty(numel)
-        x.view(torch.int32).numpy()[:] = np.frombuffer(data, dtype=LITTLE_32)
-        check_decoded(self, x)
-        return x
-
-    def nbytes(self, numel: int) -> int:
-        """See `Codec.nbytes`."""
-        return 4 * numel
-
-
-class Bf16Codec(FixedSize):
-    """2 bytes a value, relative error at most 2**-8; a value that would round to infinity (over 3.39e38) is refused."""
-
-    name = "bf16"
-    lossy = True
-    sliceable = True
-    block = 1
+    def __init__(self, name: str, dtype: torch.dtype, bits: torch.dtype, stored: str) -> None:
+        self.name, self.lossy = name, dtype != torch.float32
+        self._dtype, self._bits, self._stored = dtype, bits, np.dtype(stored)
 
     def encode(self, x: Tensor) -> bytes:
         """See `Codec.encode`."""
-        coded = np.empty(x.numel(), dtype=LITTLE_16)
+        coded = np.empty(x.numel(), dtype=self._stored)
         for start, stop in spans(x.numel()):
-            short = x[start:stop].to(torch.bfloat16)
-            check_encodable(self, x[start:stop], short, start)
-            coded[start:stop] = short.view(torch.int16).numpy()
+            values = x[start:stop].to(self._dtype)
+            check_encodable(self, x[start:stop], values, start)
+            coded[start:stop] = values.view(self._bits).numpy()
         return coded.tobytes()
 
     def decode(self, data: bytes | bytearray | memoryview, numel: int) -> Tensor:
         """See `Codec.decode`."""
         check_size(self, data, numel)
-        x = empty(numel)
-        coded = np.frombuffer(data, dtype=LITTLE_16)
+        x, coded = empty(numel), np.frombuffer(data, dtype=self._stored)
         for start, stop in spans(numel):
-            short = torch.from_numpy(coded[start:stop].astype(np.int16)).view(torch.bfloat16)
-            x[start:stop].copy_(short)
+            native = coded[start:stop].astype(self._stored.newbyteorder("="))
+            x[start:stop].copy_(torch.from_numpy(native).view(self._dtype))
         check_decoded(self, x)
         return x
 
     def nbytes(self, numel: int) -> int:
         """See `Codec.nbytes`."""
-        return 2 * numel
+        return self._stored.itemsize * numel
+
+
+FP32 = PlainCodec("fp32", torch.float32, torch.int32, "<i4")
+"""4 bytes a value, exact."""
+BF16 = PlainCodec("bf16", torch.bfloat16, torch.int16, "<i2")
+"""2 bytes a value, relative error at most 2**-8; a value that would round to infinity (over 3.39e38) is refused."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from composer_prime.errors import CorruptObject, SiteError
-from composer_prime.sites.embedded.whole_folder import whole_folder
+from composer_prime.sites.embedded.whole_folder import numbered_steps, whole_folder
 
 _STREAMS = {
     "token_ids": np.int64,
@@ -103,7 +103,7 @@ def read_batch(rollouts_dir: Path, step: int) -> list[TrainingSample] | None:
         raise CorruptObject(f"{folder} can't be read ({error}): delete it, the orchestrator makes it anew") from error
     num_tokens = sum(described["num_tokens"] for described in meta["samples"])
     lengths = {name: len(stream) for name, stream in streams.items()}
-    num_taught = sum(described["num_tokens"] for described in meta["samples"] if _has_candidates(described))
+    num_taught = sum(described["num_tokens"] for described in meta["samples"] if described["has_candidates"])
     if meta["step"] != step or lengths.pop("candidates", 0) != num_taught or set(lengths.values()) != {num_tokens}:
         raise CorruptObject(
             f"{folder} describes step {meta['step']} with {num_tokens} tokens and holds "
@@ -128,9 +128,9 @@ def drop_trained(rollouts_dir: Path, step: int) -> None:
 
 def drop_batches(rollouts_dir: Path, from_step: int) -> None:
     """Delete what an earlier start of the site left for steps that are still to be trained: an older policy made it."""
-    for folder in Path(rollouts_dir).glob("step_*"):
-        if int(folder.name.removeprefix("step_")) >= from_step:
-            shutil.rmtree(folder, ignore_errors=True)
+    for step in numbered_steps(rollouts_dir):
+        if step >= from_step:
+            shutil.rmtree(batch_folder(rollouts_dir, step), ignore_errors=True)
 
 
 def _describe(sample: TrainingSample) -> dict[str, object]:
@@ -142,10 +142,6 @@ def _describe(sample: TrainingSample) -> dict[str, object]:
         "has_ref": sample.ref_logprobs is not None,
         "has_candidates": sample.candidates is not None,
     }
-
-
-def _has_candidates(described: dict) -> bool:
-    return described.get("has_candidates", False)  # batches of older versions don't say
 
 
 def _join_streams(samples: Sequence[TrainingSample]) -> dict[str, np.ndarray]:
@@ -168,7 +164,7 @@ def _cut_streams(streams: dict[str, np.ndarray], described: list[dict]) -> list[
     for one in described:
         stop = start + one["num_tokens"]
         candidates = None
-        if _has_candidates(one):
+        if one["has_candidates"]:
             candidates = streams["candidates"][taught : taught + one["num_tokens"]]
             taught += one["num_tokens"]
         samples.append(

@@ -5,7 +5,6 @@ renamed into place; the marker is for readers that, as PRIME-RL's, look for it. 
 the policies, that is ema/model.safetensors below it.
 """
 
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from composer_prime.config.paths import AVERAGE
-from composer_prime.sites.embedded.whole_folder import whole_folder
+from composer_prime.sites.embedded.whole_folder import numbered_steps, whole_folder
 
 STABLE = "STABLE"
 KEEP = 4
@@ -32,7 +31,7 @@ def publish(model: nn.Module, broadcasts: Path, version: int, average: dict[str,
     folder = broadcasts / f"step_{version}"
 
     def drop_newer() -> None:
-        for stale in [one for one in published(broadcasts) if one > version]:
+        for stale in [one for one in numbered_steps(broadcasts) if one > version]:
             shutil.rmtree(broadcasts / f"step_{stale}")
 
     values = weights(model)
@@ -41,7 +40,7 @@ def publish(model: nn.Module, broadcasts: Path, version: int, average: dict[str,
         if average is not None:
             _save(average, making / AVERAGE)
         (making / STABLE).touch()
-    for old in published(broadcasts)[:-KEEP]:
+    for old in numbered_steps(broadcasts)[:-KEEP]:
         shutil.rmtree(broadcasts / f"step_{old}")
     return folder
 
@@ -50,12 +49,6 @@ def _save(values: dict[str, Tensor], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     on_cpu = {name: value.cpu() for name, value in values.items()}
     save_file(on_cpu, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def published(broadcasts: Path) -> list[int]:
-    """The versions there are, oldest first."""
-    names = (re.fullmatch(r"step_(\d+)", one.name) for one in broadcasts.glob("step_*"))
-    return sorted(int(name[1]) for name in names if name)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

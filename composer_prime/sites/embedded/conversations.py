@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.text import Text
+
+from composer_prime.config.paths import RunPaths
 from composer_prime.redaction import Redactor, secret_values
+from composer_prime.visible import visible
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -22,6 +29,9 @@ SHOWN_A_STEP = 4
 """Rollouts that are written of a step: the first of each group, and no more than these."""
 MAX_TEXT = 4000
 """Characters of one message that are kept."""
+_MAX_DRAWN = 800
+"""Characters of a message that are drawn."""
+_STYLES = {"assistant": "cyan", "tool": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -105,17 +115,47 @@ def drop(path: Path, first_step: int) -> None:
 
 def read(path: Path) -> list[Conversation]:
     """The conversations of a file, in order; none where there is no file."""
-    try:
-        return list(_parse(path.read_text(encoding="utf-8").splitlines()))
-    except FileNotFoundError:
-        return []
-
-
-def _parse(lines: Sequence[str]) -> Iterator[Conversation]:
-    for line in lines:
-        try:
+    found: list[Conversation] = []
+    with suppress(FileNotFoundError, ValueError):  # a last line that is still written
+        for line in path.read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
-        except ValueError:  # a last line that is still written
+            messages = tuple(Message(**{**each, "calls": tuple(each["calls"])}) for each in data.pop("messages"))
+            found.append(Conversation(**data, messages=messages))
+    return found
+
+
+def draw(conversation: Conversation, site: str) -> Panel:
+    """One conversation in a box: a line a message, calls behind an arrow, what was taught marked.
+
+    Whatever policy, tools and environments said is spelled where it isn't text.
+    """
+    title = f"site {site} step {conversation.step} {conversation.source}: reward {conversation.reward:.2f}"
+    lines = [line for message in conversation.messages for line in _drawn_lines(message)]
+    return Panel(Group(*lines), title=Text(visible(title)), title_align="left", expand=False)
+
+
+def _drawn_lines(message: Message) -> list[Text]:
+    texts = [visible(message.text, _MAX_DRAWN, lines=message.role != "tool")] if message.text else []
+    texts += [f"-> {visible(call)}" for call in message.calls]
+    style = _STYLES.get(message.role, "")
+    taught = f"  [taught: {message.taught} of {message.tokens} tokens]" if message.taught else ""
+    lines = [Text(f"{message.role}: {text}", style=style) for text in texts or [""]]
+    lines[-1].append(taught, style="magenta")
+    return lines
+
+
+def before_and_after(paths: RunPaths, sites: Sequence[str], console: Console) -> None:
+    """Draw one conversation of a site's first step and one of its last, for the first site where tools were called."""
+    for site in sites:
+        found = read(paths.site(site).conversations)
+        if any(each.has_tools for each in found):
+            for step in dict.fromkeys((found[0].step, found[-1].step)):
+                console.print(draw(_typical([each for each in found if each.step == step]), site))
             return
-        messages = tuple(Message(**{**each, "calls": tuple(each["calls"])}) for each in data.pop("messages"))
-        yield Conversation(**data, messages=messages)
+
+
+def _typical(conversations: Sequence[Conversation]) -> Conversation:
+    """Of those in which a tool was called, where there are some, the one whose reward is nearest to the mean of all."""
+    mean = sum(each.reward for each in conversations) / len(conversations)
+    with_tools = [each for each in conversations if each.has_tools]
+    return min(with_tools or conversations, key=lambda each: abs(each.reward - mean))

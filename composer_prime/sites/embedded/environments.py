@@ -7,11 +7,13 @@ import contextlib
 import importlib
 import importlib.util
 import itertools
+import json
 import logging
 import random
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import verifiers.v1 as vf
@@ -24,7 +26,9 @@ from composer_prime.config.teachers import HintKind
 from composer_prime.errors import EnvError
 from composer_prime.sites.embedded import chat
 from composer_prime.sites.embedded.installed import check_installed
+from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.tools.stage import SourceTools, keep_toolsets
+from composer_prime.teachers.gate import Gate
 
 MAX_ENDLESS_TASKS = 10_000
 """Tasks that are taken, before sharding, from a taskset that never ends."""
@@ -154,6 +158,29 @@ def _resolve(source: SourceConfig, settings: SiteSettings) -> tuple[vf.Env, bool
         ours |= {"num_shards": settings.num_shards, "shard": settings.data_shard}
     data["taskset"] = {name: value for name, value in ours.items() if name in known} | data["taskset"]
     return vf.load_environment(vf.resolve_env_config(data)), cuts_itself
+
+
+def gates_of(sources: Iterable[Source]) -> dict[str, Gate]:
+    """The gates of a site's teachers, by source and teacher."""
+    return {
+        f"{source.name}/{name}": gate
+        for source in sources
+        for name, gate in getattr(source.env, "gates", {}).items()  # the environment that stamps has some
+    }
+
+
+def load_gates(gates: dict[str, Gate], file: Path) -> None:
+    """Let the gates go on from what `save_gates` wrote, where there is something."""
+    if file.exists():
+        for name, state in json.loads(file.read_text(encoding="utf-8")).items():
+            if name in gates:
+                gates[name].load_state_dict(state)
+
+
+def save_gates(gates: dict[str, Gate], file: Path) -> None:
+    """Write what `load_gates` reads, where there are gates."""
+    if gates:
+        write_whole(file, json.dumps({name: gate.state_dict() for name, gate in gates.items()}) + "\n")
 
 
 def stamping(settings: SiteSettings) -> dict[str, Any]:

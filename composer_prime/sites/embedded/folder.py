@@ -20,8 +20,8 @@ from composer_prime.config.recipe import TINY_MODELS, Recipe, RecipeBase
 from composer_prime.errors import BadInput, ConfigError
 from composer_prime.sites.embedded.result import write_whole
 from composer_prime.sites.embedded.supervisor import lock_site
-from composer_prime.store import Store, keys, open_store
-from composer_prime.sync.deleting import Beats, check_whole, delete_run, is_roundless, refuse_live
+from composer_prime.store import keys, open_store
+from composer_prime.sync.deleting import Beats, delete_run, is_roundless, refuse_live
 
 MAY_DIFFER = (
     "output_dir", "clean", "site", "sites", "launch", "ckpt", "inference.server",
@@ -146,16 +146,6 @@ def _first_policy_differs(recipe: RecipeBase, held: Mapping[str, Any]) -> bool:
     if not isinstance(recipe, Recipe) or not recipe.holds_first_policy:
         return False
     return recipe.model.name in TINY_MODELS and recipe.site.device != held["site.device"]
-
-
-def check_new_run(recipe: RecipeBase, store: Store) -> None:
-    """Raise BadInput when the bucket holds a run of this name, which a new one would join instead of starting."""
-    check_whole(store)
-    if store.list(keys.manifest()):
-        raise BadInput(
-            f"bucket {store.uri} already holds the run {recipe.run.name}: continue it with --resume, join it with "
-            "`composer-prime site`, replace it with --clean if it made no round, or give this run another --run.name"
-        )
 
 
 def flat(data: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether the packages of environments, monitors and tiny models are installed, without importing what is large."""
+"""Whether this machine has the packages and the device that a recipe names, without importing what is large."""
 
 import importlib.metadata
 import importlib.util
@@ -53,4 +53,19 @@ def check_installed(taskset_id: str) -> None:
         raise EnvError(
             f"environment {taskset_id!r} isn't installed (there is no module {module!r}): "
             f"install its package, such as `pip install ./envs/{module}`"
+        )
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError where this machine's torch doesn't have it. Torch is imported for others than the CPU."""
+    if device == "cpu":
+        return
+    import torch
+
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not found.get(device):
+        here = ", ".join(name for name, is_here in found.items() if is_here)
+        raise ConfigError(
+            f'device ("{device}") must be cpu, cuda or mps and one that torch has, and torch {torch.__version__} has '
+            f"{here} here: take that, or install a driver and a torch that are built for another"
         )

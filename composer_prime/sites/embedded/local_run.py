@@ -6,39 +6,58 @@ reported and the others go on.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from composer_prime.config.paths import RunPaths
+from composer_prime.config.paths import RunPaths, SitePaths, models_cache
 from composer_prime.config.recipe import Recipe
-from composer_prime.config.settings import SiteSettings
+from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings, settle_site
 from composer_prime.errors import BadInput, SiteRevoked
-from composer_prime.sites.embedded.conversation_view import before_and_after
+from composer_prime.private import users_umask
+from composer_prime.sites.embedded.conversations import before_and_after
 from composer_prime.sites.embedded.folder import Claim
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
-from composer_prime.sites.embedded.prepare import (
-    ModelResolution,
-    check_streams,
-    model_command,
-    settle_sites,
-)
-from composer_prime.sites.embedded.progress import SiteFollower, SiteNumbers
-from composer_prime.sites.embedded.screen import WAITING, Screen
+from composer_prime.sites.embedded.ports import claim_ports
+from composer_prime.sites.embedded.processes import Interrupt, answer_of, catch_interrupt
+from composer_prime.sites.embedded.progress import WAITING, Screen, SiteNumbers, SiteProgress
+from composer_prime.sites.embedded.start import import_tokenizers
 from composer_prime.sites.embedded.summary import draw_summary, dropped_lines, teacher_lines, write_summary
 from composer_prime.sites.embedded.supervisor import SiteState, SiteSupervisor, role_command, stop_sites
 from composer_prime.sites.preflight import Found, check, rehearsed
 from composer_prime.store.keys import check_site_name
+from composer_prime.teachers.fingerprint import load_tokenizer
+from composer_prime.teachers.pool import TeacherPool
 
 INTERRUPTED_EXIT = 130
 PLAIN_WIDTH = 140
 """Columns where the output is no terminal: room for the table's every number."""
 POLL_S = 0.2
+
+
+# The model is resolved by a process of its own, since that needs torch and this one shouldn't.
+def model_command(recipe: Recipe) -> list[str]:
+    """The command that makes the run's model a local folder and prints that folder's name last."""
+    module = "composer_prime.sites.embedded.model"
+    where = [str(models_cache()), recipe.site.device]
+    served = ["vllm"] if recipe.inference.engine == "vllm" else []
+    return [sys.executable, "-m", module, recipe.model.name, str(recipe.run.seed), *where, *served]
+
+
+def joining_model_command(recipe: Recipe) -> list[str]:
+    """As `model_command`, for a site of a run that is there: weights that this machine lacks aren't downloaded.
+
+    vLLM starts from weights, and the first policy, where hints ask it, is those weights: they are needed all the same.
+    """
+    needs_weights = recipe.inference.engine == "vllm" or recipe.holds_first_policy
+    return model_command(recipe) if needs_weights else [*model_command(recipe), WITHOUT_WEIGHTS]
 
 
 @dataclass(frozen=True)
@@ -64,87 +83,86 @@ def run_local(recipe: Recipe, resume: bool, surroundings: Surroundings | None = 
 
     Raises BadInput for what a person can fix, before or right after the start.
     """
-    return _checked_run(recipe, recipe.site_names, resume, surroundings or Surroundings(), joins=False)
+    return _run(recipe, recipe.site_names, resume, surroundings or Surroundings(), joins=False)
 
 
 def run_site(recipe: Recipe, site: str, resume: bool, surroundings: Surroundings | None = None) -> int:
     """Run one site of a recipe, which joins the run in the bucket or is its first; the exit code as for `run_local`."""
-    return _checked_run(recipe, (check_site_name(site),), resume, surroundings or Surroundings(), joins=True)
+    return _run(recipe, (check_site_name(site),), resume, surroundings or Surroundings(), joins=True)
 
 
-@dataclass(frozen=True)
-class _Launch:
-    recipe: Recipe
-    claim: Claim
-    sites: Sequence[str]
-    resume: bool
-    began: float
-
-    @property
-    def paths(self) -> RunPaths:
-        return self.claim.paths
-
-    def has_ended(self, site: str) -> bool:
-        """Whether a site in this folder has made all the steps that the recipe asks for now."""
-        paths = self.paths.site(site)
-        return paths.result.exists() and SiteSettings.load(paths.root).recipe.max_steps >= self.recipe.max_steps
-
-
-def _checked_run(recipe: Recipe, sites: Sequence[str], resume: bool, surroundings: Surroundings, *, joins: bool) -> int:
+def _run(recipe: Recipe, sites: Sequence[str], resume: bool, surroundings: Surroundings, *, joins: bool) -> int:
     began = time.monotonic()
     claim, took = check(recipe, sites, resume, joins=joins, rehearse=surroundings.rehearse)
     surroundings.say(took)
     if claim.old is None:
         claim.take()
-    return _run(_Launch(recipe, claim, sites, resume, began), surroundings)
-
-
-def _run(launch: _Launch, surroundings: Surroundings) -> int:
-    console = surroundings.console
     supervisors: list[SiteSupervisor] = []
     with catch_interrupt() as interrupt:
-        sites = [site for site in launch.sites if not (launch.resume and launch.has_ended(site))]
-        model_dir = _prepare(launch, surroundings, interrupt) if sites else None
-        if sites and model_dir is None and launch.claim.old is not None:
-            return INTERRUPTED_EXIT  # what was there is as it was
-        if model_dir is not None:
-            settled = settle_sites(launch.recipe, sites, model_dir, launch.resume)
-            launch.claim.take()
-            supervisors = [
-                SiteSupervisor(each, began=launch.began, command=surroundings.role_command) for each in settled
-            ]
-            _watch(supervisors, launch.recipe.max_steps, console, interrupt)
-    before_and_after(launch.paths, launch.sites, console)
-    summary = write_summary(launch.paths)
-    console.print(draw_summary(summary))
-    for line in (*teacher_lines(summary), *dropped_lines(summary)):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    for path in (launch.paths.summary, launch.paths.reward_plot):
-        if path.exists():
-            console.print(str(path), soft_wrap=True, highlight=False)
+        if left := [site for site in sites if not (resume and _has_ended(recipe, claim.paths.site(site)))]:
+            model_dir = _model_folder(recipe, claim, surroundings, interrupt)
+            if model_dir is not None:
+                check_streams(recipe, model_dir)
+                settled = [
+                    settle_site(recipe, site, inference_port=port, model_dir=model_dir, resume=resume)
+                    for site, port in zip(left, claim_ports(recipe, left), strict=True)
+                ]
+                claim.take()
+                supervisors = [SiteSupervisor(one, began=began, command=surroundings.role_command) for one in settled]
+                _watch(supervisors, recipe.max_steps, surroundings.console, interrupt)
+            elif claim.old is not None:
+                return INTERRUPTED_EXIT  # what was there is as it was
+    _sum_up(claim.paths, sites, surroundings)
     if interrupt.is_set:
         if surroundings.continuing is not None:
-            console.print(f"Stopped. {surroundings.continuing}")
+            surroundings.say(f"Stopped. {surroundings.continuing}")
         return INTERRUPTED_EXIT
     return max((each.error.exit_code for each in supervisors if each.error is not None), default=0)
 
 
-def _prepare(launch: _Launch, surroundings: Surroundings, interrupt: Interrupt) -> Path | None:
+def _has_ended(recipe: Recipe, paths: SitePaths) -> bool:
+    """Whether a site in this folder has made all the steps that the recipe asks for now."""
+    return paths.result.exists() and SiteSettings.load(paths.root).recipe.max_steps >= recipe.max_steps
+
+
+def _model_folder(recipe: Recipe, claim: Claim, surroundings: Surroundings, interrupt: Interrupt) -> Path | None:
     """The model's folder; None when interrupted."""
-    recipe = launch.recipe
     surroundings.say(f"preparing model {recipe.model.name}, seed {recipe.run.seed}")
     with tempfile.TemporaryDirectory() as beside:  # a run that --clean may yet leave as it is
-        claim = launch.claim
-        model = ModelResolution(
-            surroundings.model_command(recipe), RunPaths(Path(beside)) if claim.old == claim.paths.root else claim.paths
-        )
-        try:
-            folder = model.wait(lambda: interrupt.is_set)
-        finally:
-            model.stop()
-    if folder is not None:
-        check_streams(recipe, folder)
-    return folder
+        root = Path(beside) if claim.old == claim.paths.root else claim.paths.root
+        command, log = surroundings.model_command(recipe), root / "logs" / "model.log"
+        said = answer_of("model", command, log, is_stopped=lambda: interrupt.is_set, umask=users_umask())
+    return None if said is None else Path(said.strip().splitlines()[-1])
+
+
+def check_streams(recipe: Recipe, model_dir: Path) -> None:
+    """Compare the recipe's teachers, hints' too, with the model's tokenizer. Raises TeacherRefused."""
+    top_k = recipe.trainer.distill.top_k
+    pools = [TeacherPool(recipe.replay.teachers, top_k)] if recipe.replay.teachers else []
+    if recipe.hints is not None and recipe.hints.server is not None:
+        pools.append(TeacherPool([recipe.hints.server], top_k, table="hints"))
+    if pools:
+        import_tokenizers()
+        asyncio.run(_check(pools, load_tokenizer(model_dir)))
+
+
+async def _check(pools: Sequence[TeacherPool], tokenizer: Any) -> None:
+    async with AsyncExitStack() as stack:
+        for pool in pools:
+            stack.push_async_callback(pool.close)
+            await pool.check(tokenizer)
+
+
+def _sum_up(paths: RunPaths, sites: Sequence[str], surroundings: Surroundings) -> None:
+    """Write the summary, and show it with a conversation or two."""
+    before_and_after(paths, sites, surroundings.console)
+    summary = write_summary(paths)
+    surroundings.console.print(draw_summary(summary))
+    for line in (*teacher_lines(summary), *dropped_lines(summary)):
+        surroundings.say(line)
+    for path in (paths.summary, paths.reward_plot):
+        if path.exists():
+            surroundings.say(str(path))
 
 
 def _watch(supervisors: Sequence[SiteSupervisor], max_steps: int, console: Console, interrupt: Interrupt) -> None:
@@ -185,25 +203,25 @@ class _View:
     """What the screen shows of each supervised site."""
 
     def __init__(self, supervisors: Sequence[SiteSupervisor]) -> None:
-        self._sites = [(each, SiteFollower(each.paths)) for each in supervisors]
-        for _, follower in self._sites:
-            follower.update()
-        self._trained_before = {each.site: follower.progress.num_trained for each, follower in self._sites}
+        self._sites = [(each, SiteProgress(each.paths)) for each in supervisors]
+        for _, progress in self._sites:
+            progress.update()
+        self._trained_before = {each.site: progress.num_trained for each, progress in self._sites}
 
     def look(self) -> Mapping[str, tuple[str, SiteNumbers]]:
         """State and numbers of each site, as of now."""
-        return {each.site: self._show(each, follower) for each, follower in self._sites}
+        return {each.site: self._show(each, progress) for each, progress in self._sites}
 
     def has_step(self) -> bool:
         """Whether any site has trained a step."""
         return any(numbers.step for _, numbers in self.look().values())
 
-    def _show(self, supervisor: SiteSupervisor, follower: SiteFollower) -> tuple[str, SiteNumbers]:
+    def _show(self, supervisor: SiteSupervisor, progress: SiteProgress) -> tuple[str, SiteNumbers]:
         """A site that comes back is starting, too, until it trains: its numbers are those from before."""
-        numbers = follower.update()
+        numbers = progress.update()
         if isinstance(supervisor.error, SiteRevoked):
             return "revoked", numbers
-        trains = follower.progress.num_trained > self._trained_before[supervisor.site]
+        trains = progress.num_trained > self._trained_before[supervisor.site]
         if supervisor.state is SiteState.RUNNING and numbers.waiting is not None:
             return WAITING, numbers
         starting = supervisor.state is SiteState.RUNNING and not trains

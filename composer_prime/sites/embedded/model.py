@@ -21,12 +21,12 @@ from composer_prime.config.model_folder import check_dtypes, check_loaded, loadi
 from composer_prime.config.recipe import TINY, TINY_MODELS
 from composer_prime.config.settings import WITHOUT_WEIGHTS
 from composer_prime.errors import BadInput, ModelError, last_words
-from composer_prime.sites.embedded.device import check_device
-from composer_prime.sites.embedded.installed import check_maker
+from composer_prime.outer.fragments import NamedShape, trainable
+from composer_prime.sites.embedded.installed import check_device, check_maker
 from composer_prime.sites.intact import SUMS, damage, seal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Progress = Callable[[str], None]
 """Told how far a model's warm-up is."""
@@ -47,7 +47,6 @@ def resolve_model(
     seed: int,
     cache_dir: Path,
     progress: Progress | None = None,
-    num_threads: int = 1,
     *,
     spare_weights: bool = False,
     device: str = "cpu",
@@ -58,7 +57,6 @@ def resolve_model(
                  downloaded.
     seed         of a tiny model's weights and warm-up; nothing else depends on it.
     cache_dir    where tiny models are kept. Two processes that build the same one both end up with it.
-    num_threads  torch threads for the warm-up: more than one only helps a process that is alone on its machine.
     spare_weights   weights that aren't on this machine are not downloaded: who joins a run has its masters instead.
                     The folder is then one marked WITHOUT_WEIGHTS.
     device          where a tiny model is warmed up. Devices round differently, so each has models of its own.
@@ -68,7 +66,7 @@ def resolve_model(
     """
     check_device(device)
     if name in TINY_MODELS:
-        return _tiny_folder(name, seed, cache_dir, progress, num_threads, device)
+        return _tiny_folder(name, seed, cache_dir, progress, device)
     folder = Path(name).expanduser()
     if not folder.exists() and not _looks_like_path(name):
         folder = _spared(name, cache_dir) if spare_weights else _download(name)
@@ -146,9 +144,7 @@ def check_attends(model: PreTrainedModel, folder: Path) -> None:
         )
 
 
-def _tiny_folder(
-    name: str, seed: int, cache_dir: Path, progress: Progress | None, num_threads: int, device: str
-) -> Path:
+def _tiny_folder(name: str, seed: int, cache_dir: Path, progress: Progress | None, device: str) -> Path:
     warmed = "" if device == "cpu" else f"-{device}"
     makers = tiny_models(name)
     folder = cache_dir.absolute() / f"{makers.key(name)}-seed{seed}{warmed}"
@@ -158,7 +154,7 @@ def _tiny_folder(
         cache_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=cache_dir) as scratch:
             made = Path(scratch) / "model"
-            makers.make(name, made, seed, progress, num_threads=num_threads, device=device)
+            makers.make(name, made, seed, progress, device=device)
             _move_into_place(made, folder)
     except OSError as error:
         raise ModelError(
@@ -263,6 +259,42 @@ def _download(name: str, patterns: tuple[str, ...] = _WANTED) -> Path:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def named_shapes(name: str) -> list[NamedShape]:
+    """(name, shape) of every trainable parameter, tied ones once, in the model's own order.
+
+    The model is built on the meta device, so that `plan` of a large one takes seconds and no memory.
+
+    name  one of TINY_MODELS, a local folder, or a Hugging Face id, of which only the configuration is downloaded.
+
+    Raises ModelError when there is no such model, and without torch and transformers.
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ModuleNotFoundError as error:
+        raise ModelError(f"the size of {name} isn't known without {error.name}: pip install {error.name}") from None
+
+    config = _config(name)
+    with loading(f"model.name ({name})", "name a causal language model"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return [(parameter, tuple(values.shape)) for parameter, values in trainable(model.named_parameters())]
+
+
+def _config(name: str) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    if name in TINY_MODELS:
+        return tiny_models(name).BUILT_IN[name].config()
+    folder = Path(name).expanduser()
+    is_folder = folder.exists() or name.startswith(("/", ".", "~"))
+    if is_folder and not (folder / CONFIG_FILE).is_file():
+        raise ModelError(f"model.name ({name}) is no model folder, it has no config.json: give a folder that has one")
+    if is_folder:
+        weight_files(folder)
+    with loading(f"model.name ({name})", "give a model folder or a hub id"):
+        return AutoConfig.from_pretrained(folder if is_folder else name, trust_remote_code=False)
 
 
 def main(arguments: list[str]) -> int:

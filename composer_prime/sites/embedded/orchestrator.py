@@ -10,13 +10,13 @@ when the trainer's result is there, or on SIGTERM. No torch.
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,21 +27,18 @@ from composer_prime.metrics import TOOLS_CALL_S, TOOLS_CALLS, MetricsTape
 from composer_prime.sites.embedded import conversations
 from composer_prime.sites.embedded.agreement import HeldOut
 from composer_prime.sites.embedded.batches import TrainingSample, drop_batches, write_batch
+from composer_prime.sites.embedded.checkpoints import tasks_drawn
 from composer_prime.sites.embedded.conversations import SHOWN_A_STEP, Conversation
-from composer_prime.sites.embedded.environments import load_sources
-from composer_prime.sites.embedded.gates import gates_of, load_gates, save_gates
-from composer_prime.sites.embedded.inference_client import InferenceClient
+from composer_prime.sites.embedded.environments import gates_of, load_gates, load_sources, save_gates
+from composer_prime.sites.embedded.inference_client import InferenceClient, WeightsWatcher
 from composer_prime.sites.embedded.ports import HOST
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
-from composer_prime.sites.embedded.samples import make_samples
-from composer_prime.sites.embedded.sound_steps import saved_steps, tasks_drawn
-from composer_prime.sites.embedded.start import imported
+from composer_prime.sites.embedded.samples import TaskOrder, make_samples
+from composer_prime.sites.embedded.start import import_tokenizers, imported
 from composer_prime.sites.embedded.stored import StoredSamples, load_stored, split_lessons
-from composer_prime.sites.embedded.task_order import TaskOrder
-from composer_prime.sites.embedded.tokenizers_only import import_tokenizers
 from composer_prime.sites.embedded.tools.in_process import num_abandoned
-from composer_prime.sites.embedded.tools.rollout_tools import TOOLS_SECONDS
-from composer_prime.sites.embedded.weights import WeightsWatcher
+from composer_prime.sites.embedded.tools.stage import TOOLS_SECONDS
+from composer_prime.sites.embedded.whole_folder import numbered_steps
 from composer_prime.visible import log_handler
 from composer_prime.waiting import Waits
 
@@ -97,7 +94,9 @@ class Orchestrator:
         """Write one batch after another. Without an outer loop the run has max_steps of them; with one, the outer
         loop decides how many the trainer needs."""
         with MetricsTape(self.settings.paths.tape("orchestrator")) as tape:
-            for step in self.steps():
+            for step in itertools.count(self.start_step):
+                if self.settings.recipe.outer is None and step >= self.settings.recipe.max_steps:
+                    return
                 # Beyond max_steps the trainer goes on only while a round is missing.
                 ahead = self.config.max_off_policy_steps if step < self.settings.recipe.max_steps else 0
                 await self.weights.at_least(max(self.start_step, step - ahead))
@@ -113,13 +112,6 @@ class Orchestrator:
         write_batch(self.settings.paths.rollouts, step, [*batch.samples, *stored], self.order.num_drawn)
         conversations.append(self.settings.paths.conversations, shown(batch, step))
         return batch, {**found, **agreement}
-
-    def steps(self) -> Iterator[int]:
-        """The training steps still to come."""
-        step = self.start_step
-        while self.settings.recipe.outer is not None or step < self.settings.recipe.max_steps:
-            yield step
-            step += 1
 
     async def play_batch(self, step: int) -> Batch:
         """Draw tasks and play them until a draw teaches something, or stored samples do. Raises SiteError when all
@@ -161,7 +153,7 @@ def first_step(settings: SiteSettings) -> int:
     """The training step the trainer starts with: 0, or on resume the number of steps in its newest checkpoint."""
     if not settings.resume:
         return 0
-    return max(saved_steps(settings.paths.checkpoints), default=0)
+    return max(numbered_steps(settings.paths.checkpoints), default=0)
 
 
 def publishes_first(settings: SiteSettings) -> bool:

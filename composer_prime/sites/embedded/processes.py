@@ -1,8 +1,7 @@
 """A child process that can't outlive us: its own process group, its output in a log, an end with a grace.
 
-Standard library and redaction.py only. Supervisors start roles with it, and a role that needs a server of its own
-(vLLM) starts that with it too, so that a SIGKILL anywhere up the tree takes down everything below (on Linux; see
-`_TIED`).
+Supervisors start roles with it, and a role that needs a server of its own (vLLM) starts that with it too, so that a
+SIGKILL anywhere up the tree takes down everything below (on Linux; see `_TIED`).
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from composer_prime import redaction
+from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked, SystemRefused
 
 TAIL_LINES = 20
 QUIET_ENV = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
@@ -27,6 +29,8 @@ DRAIN_S = 5.0
 """So long what an ended process has written may take to its log, where secrets are cut out on the way."""
 
 _TAIL_BYTES = 64 * 1024
+_POLL_S = 0.05
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Runs between fork and the command. PR_SET_PDEATHSIG (1) survives execve and fires when the *thread* that started us
 # ends, so children are started from a thread that lives as long as they do. Not a preexec_fn: Python 3.12 warns
@@ -168,6 +172,50 @@ def stop(children: Iterable[Child], grace_s: float) -> None:
         child.kill()
 
 
+def answer_of(
+    role: str,
+    command: Sequence[str],
+    log: Path,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+    umask: int = -1,
+) -> str | None:
+    """What a process prints until it ends with exit code 0; None when `is_stopped` says so first, and it is killed.
+
+    Raises the process's `failure`.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # A file of its own: another site of this folder may start at this moment.
+    with tempfile.NamedTemporaryFile(prefix=f"{role}-", suffix=".out", dir=log.parent) as answer:
+        child = Child(role, command, log, env=QUIET_ENV, stdout=Path(answer.name), umask=umask)
+        try:
+            while (code := child.poll()) is None:
+                if is_stopped():
+                    return None
+                time.sleep(_POLL_S)
+        finally:
+            child.kill()
+        if code != 0:
+            raise failure(child, code)
+        return Path(answer.name).read_text(encoding="utf-8")
+
+
+def failure(child: Child, exit_code: int) -> ComposerPrimeError:
+    """The error of a process that ended when it shouldn't have.
+
+    With exit code 2, bad input, or 74, refused by the system, its last line is the message; else its last log lines are
+    for whoever debugs it.
+    """
+    if exit_code not in (BadInput.exit_code, SystemRefused.exit_code):
+        lines = "\n".join(f"    {line}" for line in child.tail())
+        return ProcessCrashed(f"{child.role} ended with {describe_exit(exit_code)}; the end of {child.log}:\n{lines}")
+    last = child.tail(1) or ["it gave no reason"]
+    said = last[0].removeprefix("error: ")
+    if said.startswith(SiteRevoked.OPENING):
+        return SiteRevoked(said)
+    return (SystemRefused if exit_code == SystemRefused.exit_code else BadInput)(f"{child.role}: {said}")
+
+
 def tail(log: Path, num_lines: int, start: int = 0) -> list[str]:
     """The last non-empty lines of a log file at or after byte `start`; of one that isn't there, none."""
     try:
@@ -183,3 +231,32 @@ def tail(log: Path, num_lines: int, start: int = 0) -> list[str]:
 def describe_exit(code: int) -> str:
     """An exit code in words: "exit code 3", "killed by SIGKILL"."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Interrupt:
+    """Whether somebody wants us to stop: Ctrl-C as a flag, so that nothing is cut off while it starts a process."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler: the first asks, the second insists (KeyboardInterrupt)."""
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+@contextlib.contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """SIGINT, SIGTERM and, unless nohup has it ignored, SIGHUP go to the flag while inside.
+
+    Main thread only, as Python's signals are.
+    """
+    interrupt = Interrupt()
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, interrupt.handle) for number in _INTERRUPTS if number not in ignored}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -30,7 +30,7 @@ class SiteResult(Table):
     tokens: int = Field(ge=0)
     """Tokens trained on."""
 
-    dropped_tokens: int = Field(0, ge=0)
+    dropped_tokens: int = Field(default=0, ge=0)
     """Of these, in the mean over the fragments, those that no round took: the run was over by then, or had gone on for
     more than outer.max_stale_rounds."""
 
@@ -40,19 +40,19 @@ class SiteResult(Table):
     master_sha256: dict[str, MasterVersion] = Field(default_factory=dict)
     """By fragment index (a JSON key is a string); empty without an outer loop."""
 
-    bytes_up: int = Field(0, ge=0)
+    bytes_up: int = Field(default=0, ge=0)
     """Bytes written to the bucket."""
 
-    bytes_down: int = Field(0, ge=0)
+    bytes_down: int = Field(default=0, ge=0)
     """Bytes read from the bucket."""
 
-    stall_s: float = Field(0.0, ge=0)
+    stall_s: float = Field(default=0.0, ge=0)
     """Seconds the training thread waited for the outer loop while there was training left to do."""
 
-    finish_s: float = Field(0.0, ge=0)
+    finish_s: float = Field(default=0.0, ge=0)
     """Seconds from the site's last training step to the run's final masters: the wait for slower sites."""
 
-    train_s: float = Field(0.0, ge=0)
+    train_s: float = Field(default=0.0, ge=0)
     """Seconds the trainer computed: forward, backward, optimizer."""
 
     def save(self, path: Path) -> None:

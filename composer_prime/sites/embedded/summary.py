@@ -8,20 +8,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
 from rich.table import Table
 
 from composer_prime.config.paths import RunPaths, SitePaths
-from composer_prime.metrics import SITE_WALL_S, read_tape
-from composer_prime.sites.embedded.plot import plot_rewards
-from composer_prime.sites.embedded.progress import SiteFollower, SiteProgress, mean
+from composer_prime.metrics import (
+    OUTER_ROUND,
+    OUTER_STALL_S,
+    SITE_WALL_S,
+    TOOLS_CALLS,
+    TRAIN_STEP_S,
+    TRAIN_TOKENS,
+    TRAIN_TRAIN_S,
+    read_tape,
+)
+from composer_prime.sites.embedded.progress import SiteProgress, mean, show
 from composer_prime.sites.embedded.result import SiteResult, write_whole
-from composer_prime.sites.embedded.screen import show
 from composer_prime.sites.embedded.supervisor import WALL_ROLE
 
 EDGE_STEPS = 3
 """Steps at each end of a run that its first and last reward are the mean of."""
+SMOOTH_STEPS = 3
+"""Steps a point of the heavy line is the mean of; the thin line shows each step as it was."""
 
 
 def write_summary(paths: RunPaths) -> dict[str, Any]:
@@ -54,56 +65,54 @@ def summarise_site(paths: SitePaths, progress: SiteProgress) -> dict[str, Any]:
     training steps, waiting included, and train_s what of it was training.
     """
     result = SiteResult.load(paths.result)
-    rewards = list(progress.trained_rewards().values())
     errors = list(progress.tool_error_shares().values())
-    if result is None:
-        numbers = progress.numbers()
-        counts = {
-            "steps": numbers.step,
-            "tokens": int(sum(progress.tokens.values())),
-            "dropped_tokens": None,
-            "outer_rounds": numbers.rounds,
-            "master_sha256": {},
-            "bytes_up": None,
-            "bytes_down": None,
-            "stall_s": sum(progress.stall_s.values()),
-            "finish_s": 0.0,
-            "train_s": sum(progress.train_s.values()),
-        }
-    else:
-        counts = result.model_dump(mode="json")
+    teachers = _teachers(progress)
+    counts = (result or _result_so_far(progress)).model_dump(mode="json")
     for name in ("stall_s", "finish_s", "train_s"):
         counts[name] = round(counts[name], 3)
     return {
         "finished": result is not None,
-        **_edges("reward", rewards),
+        **_edges("reward", list(progress.trained_rewards().values())),
         **(_edges("tool_errors", errors) if errors else {}),
-        **({"teachers": _teachers(progress)} if progress.teachers else {}),
+        **({"teachers": teachers} if teachers else {}),
         **counts,
-        "step_s": round(sum(progress.step_s.values()), 3),
+        **({} if result else dict.fromkeys(("dropped_tokens", "bytes_up", "bytes_down"))),
+        "step_s": round(progress.total(TRAIN_STEP_S), 3),
         "wall_s": round(sum(end - start for start, end in wall_spans(paths)), 3),
     }
+
+
+def _result_so_far(progress: SiteProgress) -> SiteResult:
+    return SiteResult(
+        steps=progress.numbers().step,
+        tokens=int(progress.total(TRAIN_TOKENS)),
+        outer_rounds=progress.numbers().rounds,
+        stall_s=progress.total(OUTER_STALL_S),
+        train_s=progress.total(TRAIN_TRAIN_S),
+    )
 
 
 def _teachers(progress: SiteProgress) -> dict[str, dict[str, float | None]]:
     return {
         name: {
-            **_edges("weight", [weights[step] for step in sorted(weights)]),
-            "probes": sum(progress.probes.get(name, {}).values()),
+            **_edges("weight", list(weights.values())),
+            "probes": progress.total(f"teacher/{name}/probes"),
         }
-        for name, weights in progress.teachers.items()
+        for name, weights in progress.teacher_weights().items()
     }
 
 
 def _edges(name: str, values: list[float]) -> dict[str, float | None]:
-    return {f"{name}_first": rounded(mean(values[:EDGE_STEPS])), f"{name}_last": rounded(mean(values[-EDGE_STEPS:]))}
+    if not values:
+        return {f"{name}_first": None, f"{name}_last": None}
+    return {f"{name}_first": round(mean(values[:EDGE_STEPS]), 4), f"{name}_last": round(mean(values[-EDGE_STEPS:]), 4)}
 
 
 def read_progress(paths: SitePaths) -> SiteProgress:
     """All that a site's tapes hold."""
-    follower = SiteFollower(paths)
-    follower.update()
-    return follower.progress
+    progress = SiteProgress(paths)
+    progress.update()
+    return progress
 
 
 def wall_spans(paths: SitePaths) -> list[tuple[float, float]]:
@@ -127,11 +136,6 @@ def masters_equal(sites: Mapping[str, dict[str, Any]]) -> bool | None:
     return all(each == masters[0] for each in masters) if masters else None
 
 
-def rounded(value: float) -> float | None:
-    """For JSON: four digits, and null for NaN."""
-    return None if math.isnan(value) else round(value, 4)
-
-
 def draw_summary(summary: Mapping[str, Any]) -> Table:
     """The summary as a table, one line a site."""
     table = Table(title=f"run {summary['run']}: {summary['wall_s']:.0f} s", title_justify="left", expand=False)
@@ -146,13 +150,12 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
         table.add_row(
             name if site["finished"] else f"{name} (unfinished)",
             str(site["steps"]),
-            show(_number(site["reward_first"]), ".3f"),
-            show(_number(site["reward_last"]), ".3f"),
-            *(show(_number(site.get(f"tool_errors_{edge}")), ".3f") for edge in ("first", "last") if has_tools),
+            show(site["reward_first"], ".3f"),
+            show(site["reward_last"], ".3f"),
+            *(show(site.get(f"tool_errors_{edge}"), ".3f") for edge in ("first", "last") if has_tools),
             f"{site['tokens']:,}",
             str(site["outer_rounds"]),
-            show_bytes(site["bytes_up"]),
-            show_bytes(site["bytes_down"]),
+            *("-" if site[count] is None else decimal(site[count]) for count in ("bytes_up", "bytes_down")),
             f"{show(100 * stall, '.1f')} %",
             f"{site['wall_s']:.0f} s",
             " ".join(f"{key}:{_named(master)}" for key, master in site["master_sha256"].items()) or "-",
@@ -180,19 +183,60 @@ def dropped_lines(summary: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def show_bytes(count: int | None) -> str:
-    """A byte count for people, in powers of 1,000."""
-    if count is None:
-        return "-"
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _named(master: Mapping[str, Any]) -> str:
     return f"v{master['version']}:{master['sha256'][:8]}"
+
+
+def plot_rewards(sites: Mapping[str, SiteProgress], path: Path, *, title: str) -> None:
+    """Draw reward per training step of every site and write it to `path` as a PNG of 1,200 x 675 pixels.
+
+    Outer rounds are marked on a site's line. The share of tool calls that failed is dashed, a teacher's weight dotted.
+    """
+    # matplotlib takes most of a second to import; no display is needed.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for index, (name, progress) in enumerate(sites.items()):
+        color = f"C{index}"
+        rewards, merging = progress.trained_rewards(), round_steps(progress.series[OUTER_ROUND])
+        steps, level = list(rewards), smooth(list(rewards.values()))
+        axes.plot(steps, list(rewards.values()), color=color, linewidth=0.8, alpha=0.35)
+        axes.plot(steps, level, color=color, linewidth=2, label=f"site {name}")
+        merged = [position for position, step in enumerate(steps) if step in merging]
+        marks = [steps[position] for position in merged], [level[position] for position in merged]
+        axes.plot(*marks, "o", color=color, markersize=5, markeredgecolor="white")
+        errors = progress.tool_error_shares()
+        axes.plot(list(errors), smooth(list(errors.values())), color=color, linewidth=1.2, linestyle="--")
+        for weights in progress.teacher_weights().values():
+            axes.plot(list(weights), list(weights.values()), ":", color=color, linewidth=1.2)
+    if any(progress.teacher_weights() for progress in sites.values()):
+        axes.plot([], [], ":", color="grey", linewidth=1.2, label="share of its turns at which a teacher is heard")
+    if any(progress.series[TOOLS_CALLS] for progress in sites.values()):
+        axes.plot([], [], "--", color="grey", linewidth=1.2, label="share of tool calls that failed")
+    if any(progress.series[OUTER_ROUND] for progress in sites.values()):
+        axes.plot([], [], "o", color="grey", markersize=5, label="outer round merged")
+    axes.set_title(title)
+    axes.set_xlabel("training step")
+    axes.set_ylabel(f"reward (heavy line: mean of {SMOOTH_STEPS} steps)")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="best", frameon=False)
+    figure.savefig(path, format="png")
+
+
+def smooth(values: list[float]) -> list[float]:
+    """The mean of each value and those right before it, SMOOTH_STEPS together."""
+    return [mean(values[max(0, end - SMOOTH_STEPS) : end]) for end in range(1, len(values) + 1)]
+
+
+def round_steps(rounds: Mapping[int, float]) -> set[int]:
+    """The steps at which the count of merged rounds had grown."""
+    found, before = set(), 0.0
+    for step in sorted(rounds):
+        if rounds[step] > before:
+            found.add(step)
+            before = rounds[step]
+    return found

@@ -16,19 +16,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-import httpx
-
-from composer_prime.bearer import SITE_TOKEN, headers, new_token
+from composer_prime.bearer import SITE_TOKEN, new_token
 from composer_prime.config.paths import SitePaths
 from composer_prime.config.settings import SiteSettings
-from composer_prime.errors import BadInput, ComposerPrimeError, ProcessCrashed, SiteRevoked, SystemRefused
+from composer_prime.errors import BadInput, ComposerPrimeError, SystemRefused
 from composer_prime.metrics import SITE_WALL_S, MetricsTape
 from composer_prime.sites.embedded import start
-from composer_prime.sites.embedded.ports import HOST
-from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, stop
-from composer_prime.sites.embedded.restarts import ROLES, Verdict, judge_exit
-from composer_prime.sites.embedded.sound_steps import set_damaged_aside
-from composer_prime.sites.embedded.weights import newest_broadcast
+from composer_prime.sites.embedded.checkpoints import set_damaged_aside
+from composer_prime.sites.embedded.processes import QUIET_ENV, Child, describe_exit, failure, stop
+
+ROLES: tuple[str, ...] = ("inference", "orchestrator", "trainer")
+MAX_RESTARTS = 3
+"""Of an inference server, which holds nothing that isn't on disk. Any other early end is its site's, until --resume."""
 
 TRAINER_GRACE_S = 30.0
 """Seconds a trainer has to finish its step and write a checkpoint, and a monitor what it holds, before it is killed."""
@@ -41,12 +40,39 @@ ALONE_S = 30.0
 WALL_ROLE = "supervisor"
 PROBE_BYTES = 2**16
 
-_HEALTH_TIMEOUT_S = 1.0
-_UPDATE_TIMEOUT_S = 60.0
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}  # the model is a local folder by now; an environment may still load a dataset
 _ENV = {"inference": QUIET_ENV | _OFFLINE, "orchestrator": QUIET_ENV, "trainer": QUIET_ENV | _OFFLINE}
 
 logger = logging.getLogger(__name__)
+
+
+class Verdict(enum.Enum):
+    """What an ended process means for its site."""
+
+    EXPECTED = "expected"  # nothing to do
+    RESTART = "restart"  # start it again
+    FINISHED = "finished"  # the site has its result: wind down
+    BAD_INPUT = "bad input"  # its last log line tells the person what to change; or the system refuses it more
+    CRASHED = "crashed"  # its last log lines are for whoever debugs it
+
+
+def judge_exit(role: str, exit_code: int, num_restarts: int, has_result: bool) -> Verdict:
+    """What follows from the end of one process.
+
+    exit_code     as subprocess gives it: negative for a signal.
+    num_restarts  how often this role was restarted before.
+    has_result    whether the trainer's result file is there: from then on the others may end as they like.
+    """
+    if role == "trainer":
+        if exit_code == 0 and has_result:
+            return Verdict.FINISHED
+    elif has_result:
+        return Verdict.EXPECTED
+    if exit_code in (BadInput.exit_code, SystemRefused.exit_code):
+        return Verdict.BAD_INPUT
+    if role == "inference" and num_restarts < MAX_RESTARTS:
+        return Verdict.RESTART
+    return Verdict.CRASHED
 
 
 class SiteState(enum.Enum):
@@ -91,7 +117,6 @@ class SiteSupervisor:
         self._began = time.monotonic() if began is None else began
         self._command = command
         self._lock: IO[str] | None = None
-        self._weights_due = False
         self._alone_until = 0.0
 
     def start(self) -> None:
@@ -133,8 +158,6 @@ class SiteSupervisor:
         for role in (role for role in ROLES if verdicts.get(role) is Verdict.RESTART):
             self._restart(role, ended[role])
         self._start_others()
-        if self._weights_due:
-            self._weights_due = not tell_newest_weights(self.paths, self.settings.inference_port, self._token)
 
     def stop(self) -> None:
         """End what still runs: the trainer first, which writes a checkpoint, then the others."""
@@ -175,7 +198,6 @@ class SiteSupervisor:
             "site=%s role=%s ended=%r restart=%d", self.site, role, describe_exit(exit_code), self.num_restarts[role]
         )
         self._start(role)
-        self._weights_due = True
 
     def _tell_of_monitors(self) -> None:
         """Say once which monitors failed. The site trains on."""
@@ -186,8 +208,7 @@ class SiteSupervisor:
 
     def _end(self, role: str, exit_code: int, verdict: Verdict) -> None:
         if verdict is not Verdict.FINISHED:
-            judge = bad_input if verdict is Verdict.BAD_INPUT else crashed
-            self.error = refused_in(self.paths.root) or judge(self.children[role], exit_code)
+            self.error = refused_in(self.paths.root) or failure(self.children[role], exit_code)
         stop_sites([self], SiteState.DONE if verdict is Verdict.FINISHED else SiteState.FAILED)
 
 
@@ -234,40 +255,3 @@ def refused_in(folder: Path) -> SystemRefused | None:
     except OSError as error:
         return SystemRefused.of(error, folder)
     return None
-
-
-def bad_input(child: Child, exit_code: int) -> BadInput | SystemRefused:
-    """The error of a process that ended with exit code 2, or 74: its own last line."""
-    last = child.tail(1) or ["it gave no reason"]
-    said = last[0].removeprefix("error: ")
-    if said.startswith(SiteRevoked.OPENING):
-        return SiteRevoked(said)
-    return (SystemRefused if exit_code == SystemRefused.exit_code else BadInput)(f"{child.role}: {said}")
-
-
-def crashed(child: Child, exit_code: int) -> ProcessCrashed:
-    """The error of a process that ended when it shouldn't have, with its last log lines."""
-    lines = "\n".join(f"    {line}" for line in child.tail())
-    return ProcessCrashed(f"{child.role} ended with {describe_exit(exit_code)}; the end of {child.log}:\n{lines}")
-
-
-def tell_newest_weights(paths: SitePaths, port: int, token: str) -> bool:
-    """Bring a restarted inference server to the newest weights; False when it doesn't answer yet.
-
-    The orchestrator tells it about later ones. If one is published meanwhile, both tell it the same.
-    """
-    told = None
-    server = f"http://{HOST}:{port}"
-    with httpx.Client(base_url=server, headers=headers(token), trust_env=False, timeout=_UPDATE_TIMEOUT_S) as client:
-        try:
-            client.get("/health", timeout=_HEALTH_TIMEOUT_S).raise_for_status()
-            while (newest := newest_broadcast(paths)) != told and newest is not None:
-                version, folder = newest
-                body = {"weight_dir": str(folder), "version": version}
-                client.post("/update_weights", json=body).raise_for_status()
-                logger.info("inference=%d version=%d told after a restart", port, version)
-                told = newest
-        except httpx.HTTPError as error:
-            logger.debug("inference=%d isn't ready: %r", port, error)
-            return False
-    return True

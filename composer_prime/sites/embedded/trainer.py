@@ -4,6 +4,8 @@
 there is no outer loop; on SIGTERM it saves a checkpoint first.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import signal
@@ -11,10 +13,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from composer_prime import metrics
@@ -23,42 +25,21 @@ from composer_prime.errors import ComposerPrimeError, ModelError, last_words
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.batches import TrainingSample, drop_trained, read_batch, read_num_drawn
 from composer_prime.sites.embedded.broadcasts import load_weights, move_average, publish, start_average, weights
-from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint
-from composer_prime.sites.embedded.distilling import DPPO_LOW
-from composer_prime.sites.embedded.learner import Learner, StepReport, import_loss
+from composer_prime.sites.embedded.checkpoints import newest_checkpoint, save_checkpoint, tasks_drawn
+from composer_prime.sites.embedded.learner import DPPO_LOW, Learner, StepReport, import_loss
 from composer_prime.sites.embedded.result import MasterVersion, SiteResult
-from composer_prime.sites.embedded.sound_steps import tasks_drawn
 from composer_prime.sites.embedded.start import imported
 from composer_prime.visible import log_handler
 from composer_prime.waiting import Waits, read_waiting
+
+if TYPE_CHECKING:
+    from composer_prime.sync.report import OuterReport
+    from composer_prime.sync.site_clock import OuterLoop
 
 POLL_S = 0.01
 """Seconds between two looks for the next batch."""
 
 logger = logging.getLogger(__name__)
-
-
-class Report(metrics.OuterNumbers, Protocol):
-    """What the outer loop says after an inner step."""
-
-    @property
-    def stop(self) -> bool: ...
-
-
-class Outer(Protocol):
-    """What the trainer needs of `composer_prime.sync.site_clock.OuterLoop`."""
-
-    waits: Waits
-
-    @property
-    def finished(self) -> bool: ...
-    def join(self, named_parameters: list[tuple[str, nn.Parameter]]) -> None: ...
-    def after_inner_step(self, tokens: int, samples: int) -> Report: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def summary(self) -> dict[str, Any]: ...
-    def interrupt(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,7 @@ class Totals:
 class Trainer:
     """One site's training. `start`, `train`, and `close` in any case; `interrupt` ends `train` early, resumably."""
 
-    def __init__(self, settings: SiteSettings, model: PreTrainedModel, outer: Outer | None) -> None:
+    def __init__(self, settings: SiteSettings, model: PreTrainedModel, outer: OuterLoop | None) -> None:
         recipe = settings.recipe
         self.settings = settings
         self.paths = settings.paths
@@ -204,7 +185,7 @@ class Trainer:
             time.sleep(POLL_S)
         return None
 
-    def _sync(self, learned: StepReport) -> Report | None:
+    def _sync(self, learned: StepReport) -> OuterReport | None:
         """Let the outer loop act on the step just taken, and count what the step cost."""
         report = None if self.outer is None else self.outer.after_inner_step(learned.tokens, learned.samples)
         self._totals = replace(
@@ -215,7 +196,7 @@ class Trainer:
         )
         return report
 
-    def _log(self, learned: StepReport, report: Report | None, *, step_s: float) -> None:
+    def _log(self, learned: StepReport, report: OuterReport | None, *, step_s: float) -> None:
         values = {
             metrics.TRAIN_LOSS: learned.loss,
             metrics.TRAIN_TRAIN_S: learned.train_s,

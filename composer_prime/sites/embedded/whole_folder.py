@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,3 +38,9 @@ def whole_folder(place: Path, before: Callable[[], object] = lambda: None) -> It
         ) from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def numbered_steps(folder: Path) -> list[int]:
+    """The N of the folders step_N that stand in a folder, in order; half written ones have other names."""
+    names = (re.fullmatch(r"step_(\d+)", one.name) for one in folder.glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)

@@ -18,8 +18,7 @@ from composer_prime.config.prime_rl import PrimeRecipe
 from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError
 from composer_prime.private import users_umask
-from composer_prime.sites.embedded.interrupt import Interrupt, catch_interrupt
-from composer_prime.sites.embedded.processes import Child, describe_exit, stop
+from composer_prime.sites.embedded.processes import Child, Interrupt, catch_interrupt, describe_exit, stop
 from composer_prime.sites.embedded.supervisor import lock_site
 from composer_prime.sites.preflight import check
 from composer_prime.sites.prime_rl.checkpoints import newest_whole

@@ -20,7 +20,7 @@ from composer_prime.hints.error_sites import ErrorSite, error_sites, outcome_sit
 from composer_prime.hints.leaks import leaks, said_before
 from composer_prime.sites.embedded.chat import ChatHarness, ChatHarnessConfig
 from composer_prime.sites.embedded.environments import Source
-from composer_prime.sites.embedded.tools.failures import ToolFailure
+from composer_prime.sites.embedded.tools.listing import ToolFailure
 from composer_prime.sites.embedded.tools.stage import on_stage
 from tiny_policy.player import Message, Player
 

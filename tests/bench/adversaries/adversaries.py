@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from composer_prime.ablate.held_out import final_weights, held_out_reward
-from composer_prime.ablate.statistics import difference_interval
+from composer_prime.ablate.report import difference_interval
 from composer_prime.config.load import load_recipe
 from composer_prime.config.paths import RunPaths, run_uri
 from composer_prime.config.recipe import Recipe

@@ -29,7 +29,8 @@ from tests.bench.cells import measure_cells
 from tests.bench.join import hub as join_hub
 from tests.bench.link.network import HUB_ADDRESS, Network, network
 from tests.bench.link.site import COUNTERS
-from tests.servers.weed import BUCKET, Seaweed, free_ports, seaweed
+from tests.servers import S3Server
+from tests.servers.weed import BUCKET, free_ports, seaweed
 
 RUN, OWNER, VOLUNTEER = "slow-link", "a", "c"
 ENVIRONMENT = "reverse-letters"
@@ -188,7 +189,7 @@ class _Running:
 class _Place:
     """The places of one cell: where the bucket is, where the owner's site is, and where the volunteer is."""
 
-    def __init__(self, cell: Cell, net: Network, server: Seaweed, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, cell: Cell, net: Network, server: S3Server, folder: Path, stack: contextlib.ExitStack) -> None:
         self._cell, self._net, self._folder, self._stack = cell, net, folder, stack
         self._port = free_ports(1)[0]
         self._environment = {name: value for name, value in os.environ.items() if name not in HUB_PLACES}

@@ -22,7 +22,8 @@ from tests.bench.join.site import JoinTask
 from tests.bench.link.link import masters_equal
 from tests.bench.link.network import HUB_ADDRESS, Network, network
 from tests.bench.link.process import SiteProcess, started
-from tests.servers.weed import BUCKET, Seaweed, seaweed
+from tests.servers import S3Server
+from tests.servers.weed import BUCKET, seaweed
 
 FOUNDERS, JOINER = ("a", "b"), "c"
 ENDLESS = 10**6
@@ -155,7 +156,7 @@ def measure(cell: Cell) -> Measured:
 
 
 def _found(
-    cell: Cell, net: Network, server: Seaweed, folder: Path, stack: contextlib.ExitStack
+    cell: Cell, net: Network, server: S3Server, folder: Path, stack: contextlib.ExitStack
 ) -> Iterator[SiteProcess]:
     """The two sites that are there first, each once it has joined: the first creates the run."""
     for name in FOUNDERS:
@@ -164,7 +165,7 @@ def _found(
         yield site
 
 
-def _start(task: JoinTask, net: Network, server: Seaweed, folder: Path) -> contextlib.AbstractContextManager[Any]:
+def _start(task: JoinTask, net: Network, server: S3Server, folder: Path) -> contextlib.AbstractContextManager[Any]:
     return started("tests.bench.join.site", task, net, server, folder)
 
 

@@ -25,7 +25,8 @@ from tests.bench.cells import measure_cells
 from tests.bench.link.network import HUB_ADDRESS, Network, network
 from tests.bench.link.process import SiteProcess, started
 from tests.bench.link.site import SiteTask
-from tests.servers.weed import BUCKET, Seaweed, seaweed
+from tests.servers import S3Server
+from tests.servers.weed import BUCKET, seaweed
 
 FINISH_S = 20.0
 """Cells whose closing round takes longer are not brought to an end; masters are compared where they stand."""
@@ -156,7 +157,7 @@ def measure(cell: Cell, finish: bool | None = None) -> Measured:
 
 
 def _run_sites(
-    cell: Cell, net: Network, server: Seaweed, folder: Path, names: Sequence[str], finish: bool
+    cell: Cell, net: Network, server: S3Server, folder: Path, names: Sequence[str], finish: bool
 ) -> list[dict[str, Any]]:
     """Start the sites, shape their links once all have joined, and hear what they measured."""
     with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from composer_prime.errors import SiteError
 from tests.bench.link.network import Network
-from tests.servers.weed import Seaweed
+from tests.servers import S3Server
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _stdout(process: subprocess.Popen[str]) -> IO[str]:
 
 
 @contextlib.contextmanager
-def started(module: str, task: Any, net: Network, server: Seaweed, folder: Path) -> Iterator[SiteProcess]:
+def started(module: str, task: Any, net: Network, server: S3Server, folder: Path) -> Iterator[SiteProcess]:
     """`python -m MODULE TASK.json` at a site until the block ends; `task` is a dataclass with a `site`."""
     path, log = folder / f"{task.site}.json", folder / f"{task.site}.log"
     path.write_text(json.dumps(asdict(task)))

@@ -2,7 +2,7 @@
 
 import math
 
-from composer_prime.sites.embedded.shapes import named_shapes
+from composer_prime.sites.embedded.model import named_shapes
 
 
 def numel(name: str) -> int:

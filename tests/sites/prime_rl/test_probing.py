@@ -13,8 +13,7 @@ import pytest
 import tool_letters
 from composer_prime.errors import TeacherError
 from composer_prime.sites.embedded.batches import write_batch
-from composer_prime.sites.embedded.environments import load_sources
-from composer_prime.sites.embedded.gates import load_gates, save_gates
+from composer_prime.sites.embedded.environments import load_gates, load_sources, save_gates
 from composer_prime.sites.embedded.rollouts import Group, RolloutPlayer
 from composer_prime.sites.embedded.samples import make_samples
 from composer_prime.teachers.candidates import EMPTY, Candidates

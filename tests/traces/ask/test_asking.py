@@ -2,8 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +143,11 @@ def test_an_answer_that_is_no_action_is_paid_for_and_asked_no_second_time(serve,
     assert settled(folder.ledger()) == pytest.approx(fake.served_usd) and not list(folder.answers())
 
 
-def test_a_call_without_arguments_may_say_nothing_for_them(serve, asking, folder):
-    asking(STATES[:1], [serve(always({"tool_calls": [{"function": {"name": "read_file", "arguments": ""}}]}))])
+@pytest.mark.parametrize(("given", "meant"), [("", {}), ({"path": "a", "line": 3}, {"path": "a", "line": 3})])
+def test_arguments_may_be_nothing_or_an_object(serve, asking, folder, given, meant):
+    asking(STATES[:1], [serve(always({"tool_calls": [{"function": {"name": "read_file", "arguments": given}}]}))])
     (answer,) = folder.answers()
-    assert answer.action["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
+    assert json.loads(answer.action["tool_calls"][0]["function"]["arguments"]) == meant
 
 
 @pytest.mark.parametrize("kind", ["cut", "empty", "tool", "text", "foreign"])
@@ -174,13 +174,6 @@ def test_a_usable_answer_between_ends_the_run_of_useless_ones(serve, asking):
 
     report = asking([trace(number) for number in range(20)], [serve(FakeTextTeacher(says=says), max_in_flight=1)])
     assert (report.teachers[0].num_answered, report.teachers[0].num_unusable) == (4, 16) and report.is_complete
-
-
-def test_arguments_may_come_as_an_object(serve, asking, folder):
-    given = {"tool_calls": [{"function": {"name": "read_file", "arguments": {"path": "a", "line": 3}}}]}
-    asking(STATES[:1], [serve(always(given))])
-    (answer,) = folder.answers()
-    assert json.loads(answer.action["tool_calls"][0]["function"]["arguments"]) == {"path": "a", "line": 3}
 
 
 @pytest.mark.parametrize(("fault", "outcome"), [("broken", "refused"), ("gateway", "lost")])
@@ -311,16 +304,10 @@ def test_one_usable_answer_settles_nothing_while_there_is_somebody_to_ask(serve,
     assert {number_of(body) for body in next_up.bodies} == {1, 3, 5} and not last.bodies
 
 
-@contextmanager
-def held(folder: AnswerFolder) -> Iterator[None]:
-    with folder.held([], NANO):
-        yield
-
-
 def test_a_second_process_is_refused_while_one_asks(serve, asking, folder):
     fake = FakeTextTeacher()
     teacher = serve(fake)
-    with held(folder), pytest.raises(BadInput, match="being asked for by another process"):
+    with folder.held([], NANO), pytest.raises(BadInput, match="being asked for by another process"):
         asking(STATES, [teacher])
     assert not fake.bodies
     assert asking(STATES, [teacher]).is_complete

@@ -171,13 +171,6 @@ def test_a_reader_holds_a_commit_up_and_breaks_nothing(path):
         assert hosts(path) == ["a0"]
 
 
-def test_others_read_what_is_there_while_somebody_asks(serve, asking, tmp_path):
-    folder, seen = AnswerFolder(tmp_path / "answers"), []
-    fake = FakeTextTeacher(hook=lambda number, when: seen.append(len(list(folder.answers()))))
-    asking(STATES, [serve(fake, max_in_flight=1)])
-    assert seen == [place // 2 for place in range(12)] and len(list(folder.answers())) == 6
-
-
 def scribble(path: Path) -> None:
     """Other bytes in all pages but the first."""
     whole = path.read_bytes()

@@ -11,7 +11,6 @@ import pytest
 
 from composer_prime.traces.ask.database import Database
 from composer_prime.traces.ask.ledger import DOUBT, Ledger, Record
-from composer_prime.traces.ask.prices import usd
 
 
 @pytest.fixture
@@ -37,16 +36,6 @@ async def reserve(ledger: Ledger, key: str, amount: int) -> Record:
     record = await ledger.reserve(key, "a", "model", amount)
     assert record is not None
     return record
-
-
-def test_a_reservation_is_on_the_disk_when_it_is_made(path: Path) -> None:
-    async def run() -> None:
-        with opened(path, 1000) as ledger:
-            record = await reserve(ledger, "key", 30)
-            assert on_disk(path) == (record,)
-            assert (record.outcome, record.usd_reserved, record.usd_settled) == ("reserved", usd(30), None)
-
-    asyncio.run(run())
 
 
 def test_calls_keep_the_order_in_which_they_were_sent_and_the_next_process_finds_the_same_sums(path: Path) -> None:

@@ -44,10 +44,6 @@ def test_the_lines_of_one_call_are_one_node_with_its_last_usage(long: Session) -
     assert step.message["reasoning_content"] == "Next: Step 0: Read module_0.py."
 
 
-def test_thinking_is_stripped_from_what_later_calls_see(long: Session) -> None:
-    assert all("reasoning_content" not in message for state in long.states() for message in state.messages)
-
-
 def test_of_growing_prefixes_the_longest_stays_with_all_its_lines(long: Session) -> None:
     longest = [node for node in long.nodes if "so many words" in node.message["content"]]
     assert [len(node.records) for node in longest] == [3, 3]
@@ -206,10 +202,3 @@ def test_attachments_are_shown_where_they_stand_and_those_without_a_text_are_cou
     assert contents(last)[2:5] == ["", "of x", "of y"]
     assert "Mind the lint." in contents(last)[5] and contents(last)[6] == "Stop after this."
     assert reading.dropped == {"attachment without a text": 1}
-
-
-def test_a_replayed_line_under_its_own_uuid_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "s.jsonl"
-    path.write_bytes(line("1", None, "user", "Q") + line("2", "1", "assistant", "A") + line("2", "1", "assistant", "A"))
-    reading = read_file(path)[1]
-    assert reading.dropped == {"duplicate uuid": 1} and len(reading.sessions[0].nodes) == 2

@@ -90,14 +90,6 @@ def test_a_format_that_is_not_known_is_refused_also_for_a_folder(tmp_path: Path)
         command("ingest", tmp_path / "logs", "--to", tmp_path / "store", "--format", "csv")
 
 
-def test_of_many_files_that_are_passed_over_five_are_named(tmp_path: Path) -> None:
-    for number in range(7):
-        (tmp_path / f"{number}.json").write_text('{"result": 1}')
-    put(tmp_path, "codex")
-    shown = command("ingest", tmp_path, "--to", tmp_path / "store").output
-    assert shown.count("passed over: ") == 5 and "2 more files passed over" in shown
-
-
 @pytest.mark.parametrize("option", [(), ("--json",)])
 def test_a_folder_of_which_nothing_is_read_ends_in_an_error(tmp_path: Path, option: tuple[str, ...]) -> None:
     (tmp_path / "notes.json").write_text('{"result": 1}')

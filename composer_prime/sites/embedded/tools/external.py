@@ -8,8 +8,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout, is_cancelled
-from composer_prime.sites.embedded.tools.listing import ToolSpec, read_blocks, specs_of
+from composer_prime.sites.embedded.tools.listing import (
+    ToolDied,
+    ToolSpec,
+    ToolTimeout,
+    is_cancelled,
+    read_blocks,
+    specs_of,
+)
 
 CONNECT_TIMEOUT_S = 60.0
 _CONNECTION_CLOSED = "Connection closed"

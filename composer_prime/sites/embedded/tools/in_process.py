@@ -16,8 +16,15 @@ from typing import Any, TypeVar
 
 import verifiers.v1 as vf
 
-from composer_prime.sites.embedded.tools.failures import ToolDied, ToolTimeout, is_cancelled
-from composer_prime.sites.embedded.tools.listing import ToolSpec, read_blocks, read_text, specs_of
+from composer_prime.sites.embedded.tools.listing import (
+    ToolDied,
+    ToolSpec,
+    ToolTimeout,
+    is_cancelled,
+    read_blocks,
+    read_text,
+    specs_of,
+)
 
 try:
     from mcp.server.mcpserver import MCPServer  # mcp 2, with verifiers 0.4

@@ -1,19 +1,48 @@
-"""What tools there are, and what an answer's blocks say: alike for toolsets in our process and servers elsewhere."""
+"""What tools there are, what an answer's blocks say, and how a tool fails.
 
+Alike for toolsets in our process and servers elsewhere.
+"""
+
+import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import verifiers.v1 as vf
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
-
-from composer_prime.sites.embedded.tools.failures import ToolFailure, ToolGarbage
 
 MAX_ANSWER_BYTES = 20_000
 """Of a longer answer the policy sees the beginning and the end, as with verifiers' own harnesses."""
 _BEFORE, _AFTER = re.compile(r"(?<!\S)\S{1,200}\Z"), re.compile(r"\A\S{1,200}(?!\S)")
 """The parts of a word beside a cut, which go too: half a secret wouldn't be known for one."""
+
+
+class ToolFailure(vf.ToolsetError):
+    """A tool gave no answer that the policy could read, which ends the rollout.
+
+    verifiers records the class's name and the message with the rollout. An answer that says that the call failed is
+    none of these: the policy reads it and goes on.
+    """
+
+
+class ToolTimeout(ToolFailure):
+    """It didn't answer within `harness.tool_timeout`."""
+
+
+class ToolDied(ToolFailure):
+    """Its server or its thread is gone, or the connection to it."""
+
+
+class ToolGarbage(ToolFailure):
+    """Its answer isn't text."""
+
+
+def is_cancelled() -> bool:
+    """Whether it is the running task that was cancelled, and not what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, eq=False)

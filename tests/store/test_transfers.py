@@ -1,6 +1,7 @@
-"""Connections that end midway: the S3 store tries again, and gives an object whole or an error."""
+"""Transfers: one that is cut is tried again, and gives an object whole or an error; how many there are at once."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import pytest
 from composer_prime.errors import KeyMissing, StoreError, StoreUnusable
 from composer_prime.store import Store, remote
 from composer_prime.store.obstore import READ_BYTES, ObjectStore, open_bucket
+from tests.crowd import Crowd
+from tests.patience import PATIENCE_S
 from tests.servers.faulty_s3 import FaultyServer
 
 ALWAYS = 10**6
@@ -79,3 +82,23 @@ def test_a_put_in_parts_of_which_one_is_reset_is_whole_in_the_end_and_leaves_no_
         faulty.torn_puts = 1
         store.put("k", data)
     assert faulty.objects == {"/bucket/k": data} and faulty.uploads == {}
+
+
+def test_four_parts_of_an_object_are_under_way_at_once_and_no_more(faulty: FaultyServer) -> None:
+    crowd = Crowd(4)
+    faulty.visit = crowd.visit
+    with closing(ObjectStore(replace(open_bucket("s3", "bucket").place, part_bytes=1000))) as store:
+        store.put("k", bytes(16_000))
+    assert len(faulty.objects["/bucket/k"]) == 16_000
+    assert crowd.most == 4
+
+
+def test_no_more_than_32_connections_stay_open_after_a_rush(faulty: FaultyServer, faulty_store: Store) -> None:
+    faulty.objects["/bucket/k"] = b"bytes"
+    crowd = Crowd(40)
+    faulty.visit = crowd.visit
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(lambda _: faulty_store.get("k"), range(40))) == [b"bytes"] * 40
+    assert crowd.most == 40
+    with faulty.changed:
+        assert faulty.changed.wait_for(lambda: faulty.num_connections == 32, timeout=PATIENCE_S), faulty.num_connections
