@@ -280,6 +280,20 @@ class HintsConfig(Table):
                 )
         return self
 
+    def check_stamped(self, top_k: int) -> None:
+        """Raise ValueError for what PRIME-RL's sources can't stamp, with `top_k` candidates a token."""
+        if not top_k:
+            raise ValueError(
+                "env.hints needs [trainer.distill] with top_k of at least 1, since one number a token doesn't teach a "
+                "hint: add the table, or drop env.hints"
+            )
+        if self.is_held:
+            raise ValueError(
+                f'env.hints.base_url must be given, and env.hints.teacher ("{self.teacher}") be "frozen", since '
+                "PRIME-RL's server holds only the policy of the moment: serve the model that the run begins with on a "
+                "server of its own, and write its address there"
+            )
+
     @property
     def is_held(self) -> bool:
         """Whether the teacher is a second model, which an embedded site's own server holds beside the policy."""

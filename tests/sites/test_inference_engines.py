@@ -42,14 +42,14 @@ def server_of(*engines: Any) -> Server:
 def test_a_server_is_ready_once_both_engines_have_started(run_async) -> None:
     engines: Any = FakeEngine(), FakeEngine()
     server = server_of(*engines)
-    run_async(start_engines(engines, server, None, lambda error: server.fail()))
+    run_async(start_engines(engines, server, lambda: None, lambda error: server.fail()))
     assert server.is_ready
 
 
 def test_a_server_is_not_ready_when_one_engine_fails_while_the_other_starts(run_async) -> None:
     engines: Any = FakeEngine(), FakeEngine(start=lambda: server.fail())
     server = server_of(*engines)
-    run_async(start_engines(engines, server, None, lambda error: server.fail()))
+    run_async(start_engines(engines, server, lambda: None, lambda error: server.fail()))
     assert not server.is_ready
 
 

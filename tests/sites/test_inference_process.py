@@ -26,6 +26,7 @@ from verifiers.v1.dialects import ChatDialect
 
 from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config import SiteSettings
+from composer_prime.sites.embedded.broadcasts import publish
 from composer_prime.sites.embedded.model import load_policy
 from composer_prime.sites.embedded.ports import claim_port
 from tests.patience import PATIENCE_S
@@ -69,7 +70,10 @@ class Process:
 
 def start(output_dir: Path, model_dir: Path, port: int | None = None, **tables: Any) -> Process:
     port = port or claim_port(None, set())
-    settings = letters_site(output_dir, model_dir=model_dir, port=port, **tables)
+    return serving(letters_site(output_dir, model_dir=model_dir, port=port, **tables))
+
+
+def serving(settings: SiteSettings) -> Process:
     command = [sys.executable, "-m", "composer_prime.sites.embedded.inference", str(settings.paths.root)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", SITE_TOKEN: TOKEN}
     return Process(settings, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
@@ -131,6 +135,19 @@ def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, ru
     response = run_async(ask())
     assert len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs) > 0
     assert response.finish_reason in ("stop", "length")
+
+
+def test_a_server_that_is_started_again_has_the_newest_weights_from_its_first_answer_on(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    process = start(tmp_path, model_dir)
+    process.wait_healthy()
+    publish(load_policy(model_dir), process.settings.paths.broadcasts, 3)
+    process.end(signal.SIGKILL)
+    again = serving(process.settings)
+    again.wait_healthy()
+    assert httpx.get(f"{again.url}/health", headers=headers(TOKEN)).json()["policy_version"] == 3
+    again.end(signal.SIGKILL)
 
 
 def test_many_connections_are_answered_and_carry_the_version(server: Process, run_async) -> None:

@@ -60,25 +60,6 @@ def test_overtaken_weights_are_skipped_and_waiters_wake_up(tmp_path: Path, run_a
     assert policy.updates == [(3, str(newest))]
 
 
-def test_a_restarted_server_is_told_the_newest_weights_again(tmp_path: Path, run_async: RunAsync) -> None:
-    async def follow() -> None:
-        async with InferenceClient(f"http://127.0.0.1:{port}") as inference:
-            watcher = WeightsWatcher(paths, inference, version=0)
-            following = asyncio.create_task(watcher.follow())
-            async with asyncio.timeout(PATIENCE_S):
-                await watcher.at_least(3)
-                policy.version = 0
-                while len(policy.updates) < 2:
-                    await asyncio.sleep(0)
-            following.cancel()
-
-    paths, policy = letters_site(tmp_path).paths, FakePolicy()
-    newest = publish(paths, 3)
-    with serving(policy) as port:
-        run_async(follow())
-    assert policy.updates == [(3, str(newest))] * 2
-
-
 def test_refused_weights_are_offered_again_but_not_for_ever(
     tmp_path: Path, run_async: RunAsync, monkeypatch: pytest.MonkeyPatch
 ) -> None:

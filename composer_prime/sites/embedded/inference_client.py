@@ -7,7 +7,6 @@ them. Weights that were overtaken before they were taken are skipped.
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from pathlib import Path
@@ -23,9 +22,6 @@ READY_TIMEOUT_S = 300.0
 
 UPDATE_PATIENCE_S = 300.0
 """An inference server that refuses new weights for this long (a restart takes seconds) ends the site."""
-
-LOOKS_PER_RENEWAL = 20
-"""Looks for newer weights between two questions which weights the server holds."""
 
 _POLL_S = 0.1
 _WEIGHTS_POLL_S = 0.05
@@ -67,12 +63,6 @@ class InferenceClient:
         except (httpx.TransportError, ValueError, KeyError) as error:
             return f"the inference server, which doesn't answer ({type(error).__name__}): see its log"
         return None if status == "ready" else f"the inference engine, which is {status}: see its log"
-
-    async def policy_version(self) -> int:
-        """The version of the weights it holds. Raises httpx.HTTPError when it doesn't say."""
-        answer = await self._http.get("/health", timeout=_HEALTH_TIMEOUT_S)
-        answer.raise_for_status()
-        return answer.json()["policy_version"]
 
     async def model_name(self) -> str:
         """The name under which the policy is served."""
@@ -118,19 +108,13 @@ class WeightsWatcher:
         self._paths = paths
         self._since = paths.settings.stat().st_mtime  # written right before the site's processes are started
         self._inference = inference
-        self._turn = asyncio.Lock()
         self._moved = asyncio.Condition()
         self._refused_since: float | None = None
 
     async def follow(self) -> None:
-        """Pass on every newer broadcast, for ever; and the newest again to a server that was restarted with its first.
-
-        Raises SiteError when the server keeps refusing them.
-        """
-        for look in itertools.count():
-            await self._pass_on_newest(above=self.version)
-            if look % LOOKS_PER_RENEWAL == 0:
-                await self.renew()
+        """Pass on every newer broadcast, for ever. Raises SiteError when the server keeps refusing them."""
+        while True:
+            await self._pass_on_newest()
             await asyncio.sleep(_WEIGHTS_POLL_S)
 
     async def at_least(self, version: int) -> int:
@@ -139,26 +123,19 @@ class WeightsWatcher:
             await self._moved.wait_for(lambda: self.version >= version)
         return self.version
 
-    async def renew(self) -> None:
-        """Tell the server the newest weights again if it has older ones: it was restarted with its first."""
-        with contextlib.suppress(httpx.HTTPError):  # whoever finds it gone asks again
-            if await self._inference.policy_version() < self.version:
-                await self._pass_on_newest(above=-1)
-
-    async def _pass_on_newest(self, above: int) -> None:
-        async with self._turn:  # one at a time, or an older update could land last
-            newest = newest_broadcast(self._paths, self._since)
-            if newest is None or newest[0] <= above:
-                return
-            version, folder = newest
-            try:
-                await self._inference.update_weights(folder, version)
-            except httpx.HTTPError as error:
-                self._bear(version, error)
-                return
+    async def _pass_on_newest(self) -> None:
+        newest = newest_broadcast(self._paths, self._since)
+        if newest is None or newest[0] <= self.version:
+            return
+        version, folder = newest
+        try:
+            await self._inference.update_weights(folder, version)
+        except httpx.HTTPError as error:
+            self._bear(version, error)
+            return
         self._refused_since = None
         async with self._moved:
-            self.version = max(self.version, version)
+            self.version = version
             self._moved.notify_all()
 
     def _bear(self, version: int, error: httpx.HTTPError) -> None:

@@ -145,7 +145,6 @@ class Orchestrator:
         if failures:
             logger.warning("failed=%d of=%d last=%r", len(failures), self.config.batch_size, failures[-1])
             await self.inference.wait_ready()
-            await self.weights.renew()
         return groups
 
 

@@ -122,6 +122,21 @@ def check_distill(table: object) -> "DistillConfig":
     return config
 
 
+def check_hints(table: object, top_k: int) -> None:
+    """Raise ConfigError where a source's `env.hints` has a fault, as the source itself would say too late."""
+    from pydantic import ValidationError
+
+    from composer_prime.config.messages import describe
+    from composer_prime.config.teachers import HintsConfig
+
+    try:
+        HintsConfig.model_validate(table).check_stamped(top_k)
+    except ValidationError as error:
+        raise ConfigError(f"env.hints can't be used: {describe(HintsConfig, error)}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _places(
     name: str, environ: Mapping[str, str], env_vars: Mapping[str, str], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:

@@ -112,17 +112,8 @@ class StampingEnvConfig(vf.EnvConfig):
         check_distinct(self.teachers)
         if not self.teachers and self.hints is None:
             raise ValueError('env.id "composer-prime" needs env.teachers or env.hints: give one, or leave the id out')
-        if self.hints is not None and not self.top_k:
-            raise ValueError(
-                "env.hints needs [trainer.distill] with top_k of at least 1, since one number a token doesn't teach a "
-                "hint: add the table, or drop env.hints"
-            )
-        if self.hints is not None and self.hints.is_held and not self.embedded:
-            raise ValueError(
-                f'env.hints.base_url must be given, and env.hints.teacher ("{self.hints.teacher}") be "frozen", since '
-                "PRIME-RL's server holds only the policy of the moment: serve the model that the run begins with on a "
-                "server of its own, and write its address there"
-            )
+        if self.hints is not None and not self.embedded:
+            self.hints.check_stamped(self.top_k)
         if self.top_k and self.stamp_ref_kl:
             raise ValueError(
                 "env.stamp_ref_kl is for teachers that give one number a token: drop it, or [trainer.distill] and "

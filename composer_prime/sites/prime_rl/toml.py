@@ -172,6 +172,8 @@ def _distil(data: Data) -> None:
                 f"orchestrator.train.source {source.get('name')}: env.top_k ({own}) must be trainer.distill.top_k "
                 f"({top_k}), which all sources and the trainer share: drop it, and set that"
             )
+        if (hints := source["env"].get("hints")) is not None:
+            settings.check_hints(hints, top_k)
         size = {"rollouts": data["max_steps"] * batch, "batch": batch}
         source["env"] = size | source["env"] | ({"top_k": top_k} if top_k else {})
     if config is None or not top_k:

@@ -64,6 +64,13 @@ class Server:
         """Answer no more: an engine can't go on."""
         self.is_ready, self.has_failed = False, True
 
+    async def load_weights(self, version: int, folder: Path) -> None:
+        """Answer later requests by a broadcast's weights. Raises BadInput, and all stay, when it has too few."""
+        if self._average is not None:  # first: the policy's version says that all is there
+            await self._average.load_weights(folder / AVERAGE, version)
+        await self._engine.load_weights(folder, version)
+        logger.info("policy_version=%d weight_dir=%s", version, folder)
+
     def app(self, lifespan: Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]) -> Starlette:
         """The routes of the policy server."""
         return Starlette(
@@ -147,10 +154,7 @@ class Server:
 
     async def _update_weights(self, request: Request) -> Response:
         folder, version = wire.parse_update(await _body(request))
-        if self._average is not None:  # first: the policy's version says that all is there
-            await self._average.load_weights(Path(folder) / AVERAGE, version)
-        await self._engine.load_weights(Path(folder), version)
-        logger.info("policy_version=%d weight_dir=%s", version, folder)
+        await self.load_weights(version, Path(folder))
         return JSONResponse({"status": "ok", "policy_version": version})
 
     async def _pause(self, request: Request) -> Response:

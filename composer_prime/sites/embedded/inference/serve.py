@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -19,9 +20,11 @@ from composer_prime.config.teachers import HintTeacher
 from composer_prime.errors import ModelError
 from composer_prime.sites.embedded.inference.app import Server, render_chat
 from composer_prime.sites.embedded.inference.engine import Engine
+from composer_prime.sites.embedded.inference_client import newest_broadcast
 from composer_prime.teachers.served import held_name
 
 _Fail = Callable[[BaseException], None]
+_Newest = Callable[[], tuple[int, Path] | None]
 
 _GRACE_S = 0.5  # for answers that are being written; requests that still run then fail
 _TEACHER_BATCH = 64
@@ -41,6 +44,7 @@ def serve(settings: SiteSettings, listener: socket.socket) -> None:
             listener,
             site_token(),
             lambda fail: make_teacher(settings, fail),
+            partial(newest_broadcast, settings.paths, settings.paths.settings.stat().st_mtime),
         )
     )
 
@@ -71,7 +75,7 @@ def serve_teacher(
             folder,
             listener,
             user_token(),
-            weights=weights,
+            newest=lambda: None if weights is None else (0, weights),
         )
     )
 
@@ -101,7 +105,7 @@ async def _serve(
     listener: socket.socket,
     token: str,
     make_held: Callable[[_Fail], Mapping[str, Engine]] = lambda fail: {},
-    weights: Path | None = None,
+    newest: _Newest = lambda: None,
 ) -> None:
     failures: list[BaseException] = []
 
@@ -117,7 +121,7 @@ async def _serve(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        starting = asyncio.create_task(start_engines(engines, server, weights, fail))
+        starting = asyncio.create_task(start_engines(engines, server, newest, fail))
         try:
             yield
         finally:
@@ -137,13 +141,17 @@ async def _serve(
         raise failures[0]
 
 
-async def start_engines(engines: Sequence[Engine], server: Server, weights: Path | None, fail: _Fail) -> None:
-    """Start all, and say that the server is ready unless one has failed by then; `weights` are the first's."""
+async def start_engines(engines: Sequence[Engine], server: Server, newest: _Newest, fail: _Fail) -> None:
+    """Start all, and say that the server is ready unless one has failed by then.
+
+    newest  version and folder of the weights that take the place of the model's, as a server that is started again has
+            them from its first answer on.
+    """
     try:
         for engine in engines:
             await engine.start()
-        if weights is not None:
-            await engines[0].load_weights(weights, version=0)
+        if (weights := newest()) is not None:
+            await server.load_weights(*weights)
     except Exception as error:  # the border of a task: `serve` raises it
         fail(error)
     else:
