@@ -95,7 +95,7 @@ def _traffic_lines(
     from composer_prime.config import store_uri
     from composer_prime.outer.codecs import CODECS
     from composer_prime.plan.prices import egress_line
-    from composer_prime.plan.traffic import traffic
+    from composer_prime.plan.traffic import seconds, traffic
     from composer_prime.sync.terms import terms_of
 
     # One site alone fetches nothing, so two at the least.
@@ -111,7 +111,7 @@ def _traffic_lines(
         moved = traffic(terms, numels, sites, name)
         mark = "  <- outer.codec" if name == outer.codec else ""
         if link_mbit is not None:
-            up_s, down_s = moved.up_s(link_mbit), moved.down_s(link_mbit)
+            up_s, down_s = seconds(moved.up_bytes, link_mbit), seconds(moved.down_bytes, link_mbit)
             least = "unknown" if step_s is None else f"{max(outer.inner_steps * step_s, up_s, down_s):.3f}"
             timed = f"  {up_s:>9.3f}  {down_s:>9.3f}  {least:>9}"
         yield f"{name:>8}  {size(moved.up_bytes):>12}  {size(moved.down_bytes):>12}{timed}{mark}"

@@ -1,4 +1,1 @@
-"""The only estimator: bytes of a round, bytes a parameter, dollars. It counts, and what can't be counted is unknown.
-
-No torch, no requests: `plan`, `launch`, `doctor`, `join` and `ablate --dry-run` ask it before anything runs.
-"""
+"""The only estimator, before anything runs: it counts, and what can't be counted is unknown. No torch, no requests."""

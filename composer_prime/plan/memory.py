@@ -1,17 +1,14 @@
 """Memory that a site holds, counted by parameters, and what the machine, container or job has of it.
 
-Activations, the server's cache, the buffers of a round under way, and what Python and torch take come on top; they are
-unknown beforehand. By it a PRIME-RL recipe's roles are shared out over the GPUs of another machine. Keys are PRIME-RL's
-at 559b447: `[deployment]` gives the numbers of GPUs, and parallelism says in which steps they may grow
+Activations, the server's cache, the buffers of a round under way, and what Python and torch take come on top, unknown
+beforehand. By it a PRIME-RL recipe's roles are shared out over another machine's GPUs; keys are PRIME-RL's at 559b447
 (prime_rl/configs/rl.py, trainer.py).
 """
 
-import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from composer_prime.config.prime_rl import Layout, PrimeRecipe
 from composer_prime.config.recipe import Recipe, RecipeBase
@@ -29,7 +26,7 @@ SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload")
 """PRIME-RL's settings with which a site needs less, by an amount that isn't known."""
 DEFAULT_BATCH, GPUS_PER_NODE = 128, 8
 """PRIME-RL's."""
-ROLLOUTS, TOKENS = "orchestrator.batch_size", "orchestrator.token_batch_size"
+ROLLOUTS, TOKENS = "batch_size", "token_batch_size"
 SPLITS = ("trainer.model.cp", "trainer.model.ep", "trainer.dp_replicate")
 """Each must divide the number of GPUs that train."""
 
@@ -63,47 +60,26 @@ def check_memory(terms: Terms, numel: int) -> None:
 
 
 def memory() -> tuple[int, int]:
-    """(all, free) bytes of memory; the limits of this process's control groups count."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = total
+    """(all, free) bytes of memory; the limits of this process's control groups count, of their version 2."""
+    total = free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pass  # not Linux: what is free isn't told, and all there is counts
-    for path in _limits():
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):
-            continue  # no such file, or "max"
-        total, free = min(total, limit), min(free, max(0, limit - _held(path.parent)))
-    return total, free
-
-
-def _held(group: Path) -> int:
-    """Bytes that a control group uses and can't give back at once, as Kubernetes reckons them."""
-    for used, cached in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
-        try:
-            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            return int((group / used).read_text()) - int(counts[cached])
-        except (OSError, KeyError, ValueError):
-            continue  # the other version's names
-    return 0
-
-
-def _limits() -> Iterator[Path]:
-    """The files with the limits of our control groups, of both versions, from the innermost outwards."""
     try:
-        groups = [line.split(":", 2) for line in OWN_CGROUP.read_text().splitlines()]
+        inner = CGROUPS / OWN_CGROUP.read_text().partition("0::/")[2].partition("\n")[0]
     except OSError:
-        return
-    for _, controllers, group in groups:
-        root, name = CGROUPS, "memory.max"
-        if controllers:
-            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
-        if controllers in ("", "memory"):
-            inner = root / group.lstrip("/")
-            yield from (place / name for place in (inner, *inner.parents) if place.is_relative_to(root))
+        inner = CGROUPS
+    for group in (each for each in (inner, *inner.parents) if each.is_relative_to(CGROUPS)):
+        try:
+            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = int(stat["inactive_file"])  # can be given back at once, as Kubernetes reckons
+        except (OSError, KeyError, ValueError):
+            continue  # no such file, or "max"
+        total, free = min(total, limit), min(free, max(0, limit - used + cached))
+    return total, free
 
 
 def trainer_bytes(recipe: PrimeRecipe, numel: int) -> int:
@@ -125,10 +101,8 @@ def gpu_bytes(recipe: RecipeBase, numel: int) -> int:
 def share_gpus(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[PrimeRecipe, list[str]]:
     """Share a machine's GPUs out as the recipe's are, and make the batch smaller by as much as they are fewer.
 
-    gpus   memory of each, bytes; at least one. How fast they are isn't known: each counts as the recipe's
-
-    Returns the recipe as it runs here, and what was changed. Raises MachineUnfit when there are too few, or their
-    memory can't hold trainer and inference server apart.
+    `gpus` is the memory of each, bytes; at least one. How fast they are isn't known: each counts as the recipe's.
+    Returns the recipe as it runs here, and what was changed. Raises MachineUnfit when they can't hold it.
     """
     if recipe.upstream.get("slurm") is not None:
         return recipe, ["GPUs: SLURM places them, as the recipe says"]
@@ -137,88 +111,52 @@ def share_gpus(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[Pr
             "the recipe's deployment.type is multi_node, and this is one machine: ask the run's owner for a recipe "
             "with single_node"
         )
-    wanted = recipe.layout
-    found = max(_layouts(recipe, numel, gpus), key=lambda one: _merit(one, wanted))
+    wanted, found = recipe.layout, _layout(recipe, numel, gpus)
     reasons = [f"GPUs: {found.train} to train, {found.infer} to generate, of {len(gpus)} here"]
     if found != wanted:
         reasons[0] += f" (the recipe's {wanted.train} and {wanted.infer} don't fit)"
-        recipe = _with_layout(recipe, found)
-    share = _share(found, wanted)
-    if share < 1:
-        recipe = _smaller(recipe, share, found, reasons)
+        per_node = max(found.total, recipe.upstream_value("deployment.gpus_per_node", GPUS_PER_NODE))
+        infer = {"num_infer_gpus": found.infer} if found.infer else {}
+        recipe = _with(recipe, "deployment", num_train_gpus=found.train, gpus_per_node=per_node, **infer)
+    share = min(1.0, found.train / wanted.train, found.infer / wanted.infer if wanted.infer else 1.0)
+    before, is_tokens = batch_size(recipe), recipe.upstream_value(f"orchestrator.{TOKENS}") is not None
+    unit, least = 1, recipe.upstream_value("seq_len", 1)  # of tokens: a sequence
+    if not is_tokens:
+        unit = recipe.upstream_value("orchestrator.group_size", 1)
+        least = math.ceil(found.train / unit) * unit  # whole groups, and a rollout for each GPU that trains
+    size = min(before, max(least, int(before * share) // unit * unit))
+    if size < before:
+        key = TOKENS if is_tokens else ROLLOUTS
+        reasons.append(f"{key} {size}, not {before}: {share:.0%} of the recipe's GPUs, so that a step takes as long")
+        recipe = _with(recipe, "orchestrator", **{key: size})
     return recipe, reasons
 
 
 def batch_size(recipe: PrimeRecipe) -> int:
     """Rollouts of a step, or its tokens where the recipe counts those."""
-    return recipe.upstream_value(_batch_key(recipe)) or DEFAULT_BATCH
+    counted = (recipe.upstream_value(f"orchestrator.{name}") for name in (TOKENS, ROLLOUTS))
+    return next(filter(None, counted), DEFAULT_BATCH)
 
 
-def _layouts(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> list[Layout]:
-    """Every way to share the GPUs out. Raises MachineUnfit where there is none."""
+def _layout(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> Layout:
+    """The recipe's shares of as few GPUs as hold the model, and of no more than there are. Raises MachineUnfit."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
     wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
-    least = Layout(unit, tensor if wanted.infer else 0)
-    if least.total > len(gpus):
-        raise MachineUnfit(
-            f"this machine has {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, and the recipe needs {least.total} at "
-            f"the least: {least.train} to train, {least.infer} to generate. Join from a machine with more"
-        )
+    train_bytes, server_bytes = trainer_bytes(recipe, numel), SERVER_BYTES * numel / tensor if wanted.infer else 0
     memory = math.inf if spared_by(recipe) else min(gpus)
-    trains = [n for n in range(unit, len(gpus) + 1, unit) if trainer_bytes(recipe, numel) <= n * memory]
-    infers = range(tensor, len(gpus) + 1, tensor) if wanted.infer else (0,)
-    fits_server = not wanted.infer or SERVER_BYTES * numel <= tensor * memory
-    found = [Layout(train, infer) for train in trains for infer in infers if train + infer <= len(gpus)]
-    if not found or not fits_server:
-        raise MachineUnfit(
-            f"this machine's {len(gpus)} GPUs have {memory / GIB:.1f} GiB each at the least, and a model of "
-            f"{numel:,} parameters needs {trainer_bytes(recipe, numel) / GIB:.1f} on those that train and "
-            f"{SERVER_BYTES * numel / tensor / GIB:.1f} on each that generates: join from a larger machine"
-        )
-    return found
+    for total in range(min(wanted.total, len(gpus)), len(gpus) + 1):
+        infer = max(1, total * wanted.infer // wanted.total // tensor) * tensor if wanted.infer else 0
+        train = (total - infer) // unit * unit
+        if train > 0 and train_bytes <= train * memory and server_bytes <= memory:
+            return Layout(train, infer)
+    raise MachineUnfit(
+        f"this machine has {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} with {min(gpus) / GIB:.1f} GiB each at the "
+        f"least, and a model of {numel:,} parameters needs {unit} or more to train, with {train_bytes / GIB:.1f} GiB "
+        f"together, and {tensor if wanted.infer else 0} to generate, with {server_bytes / GIB:.1f} each: join from a "
+        "larger machine"
+    )
 
 
-def _share(found: Layout, wanted: Layout) -> float:
-    """Of the recipe's GPUs, in the role that is worse off; 1 where there are as many or more."""
-    return min(1.0, found.train / wanted.train, found.infer / wanted.infer if wanted.infer else 1.0)
-
-
-def _merit(found: Layout, wanted: Layout) -> tuple[float, int, int]:
-    """By which the best layout is found: no slower than the recipe's, then as few GPUs as will do; else as many."""
-    share = _share(found, wanted)
-    return share, found.total if share < 1 else -found.total, found.infer
-
-
-def _smaller(recipe: PrimeRecipe, share: float, layout: Layout, reasons: list[str]) -> PrimeRecipe:
-    """The recipe with a batch that so many GPUs do in about the time that the recipe's take for its own."""
-    before, key = batch_size(recipe), _batch_key(recipe)
-    unit, least = 1, recipe.upstream_value("seq_len", 1)  # of tokens: a sequence
-    if key == ROLLOUTS:
-        unit = recipe.upstream_value("orchestrator.group_size", 1)
-        least = math.ceil(layout.train / unit) * unit  # whole groups, and a rollout for each GPU that trains
-    size = min(before, max(least, int(before * share) // unit * unit))
-    if size == before:
-        return recipe
-    reasons.append(f"{key} {size}, not {before}: {share:.0%} of the recipe's GPUs, so that a step takes about as long")
-    return _with(recipe, key, size)
-
-
-def _batch_key(recipe: PrimeRecipe) -> str:
-    return ROLLOUTS if recipe.upstream_value(TOKENS) is None else TOKENS
-
-
-def _with_layout(recipe: PrimeRecipe, layout: Layout) -> PrimeRecipe:
-    recipe = _with(recipe, "deployment.num_train_gpus", layout.train)
-    if layout.infer:
-        recipe = _with(recipe, "deployment.num_infer_gpus", layout.infer)
-    if layout.total > recipe.upstream_value("deployment.gpus_per_node", GPUS_PER_NODE):
-        recipe = _with(recipe, "deployment.gpus_per_node", layout.total)
-    return recipe
-
-
-def _with(recipe: PrimeRecipe, name: str, value: Any) -> PrimeRecipe:
-    """The recipe with one of PRIME-RL's keys, two deep, set."""
-    table, key = name.split(".")
-    changed = copy.deepcopy(recipe.upstream.get(table) or {})
-    changed[key] = value
-    return recipe.model_copy(update={table: changed})
+def _with(recipe: PrimeRecipe, table: str, **values: int) -> PrimeRecipe:
+    """The recipe with keys of one of PRIME-RL's tables set."""
+    return recipe.model_copy(update={table: {**(recipe.upstream.get(table) or {}), **values}})

@@ -91,10 +91,7 @@ def egress_usd_per_gb(store_uri: str) -> tuple[float | None, str]:
 
 
 def egress_line(terms: Terms, numels: Sequence[int], num_sites: int, uri: str) -> str | None:
-    """The bytes that all sites fetch from the bucket at `uri` in the whole run, and their cost; None for a folder.
-
-    Sites far from the bucket's provider pay for what they fetch; what they send is free with all of them.
-    """
+    """The bytes that all sites fetch from the bucket in the whole run, and their cost; None for a folder."""
     usd_per_gb, source = egress_usd_per_gb(uri)
     if usd_per_gb == 0:
         return None

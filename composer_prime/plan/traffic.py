@@ -36,17 +36,9 @@ class Traffic:
     down_bytes: int
     join_bytes: int
 
-    def up_s(self, mbit: float) -> float:
-        """Seconds that nothing can beat: a round's bytes by the link's rate."""
-        return seconds(self.up_bytes, mbit)
-
-    def down_s(self, mbit: float) -> float:
-        """The same of what it fetches."""
-        return seconds(self.down_bytes, mbit)
-
 
 def seconds(nbytes: int, mbit: float) -> float:
-    """Bytes divided by bandwidth."""
+    """Bytes by bandwidth: nothing is faster."""
     return 8 * nbytes / (mbit * BITS_PER_MBIT)
 
 
@@ -95,15 +87,6 @@ class Link:
     up_cap: float | None = None
     down_cap: float | None = None
 
-    @property
-    def usable(self) -> tuple[float | None, float | None]:
-        """Mbit/s (up, down) that a site has here: what was measured, and no more than it may use."""
-        return _least(self.up_mbit, self.up_cap), _least(self.down_mbit, self.down_cap)
-
-
-def _least(measured: float | None, cap: float | None) -> float | None:
-    return measured if measured is None or cap is None else min(measured, cap)
-
 
 def measure(store: Store, site: str | None = None, *, clock: Callable[[], float] = time.perf_counter) -> Link:
     """Send and fetch below the store's place for trials: the site's own, where it is named.
@@ -120,9 +103,6 @@ def measure(store: Store, site: str | None = None, *, clock: Callable[[], float]
         store.put(key, os.urandom(size))
         return size
 
-    def fetch(size: int) -> int:
-        return len(store.get_range(read, 0, size))
-
     key = keys.probe(f"doctor-{os.urandom(8).hex()}", site)
     up, problem, read = None, "behind a gateway nothing is written to try it", ""
     if not store.is_guarded:
@@ -133,7 +113,8 @@ def measure(store: Store, site: str | None = None, *, clock: Callable[[], float]
     if problem:
         read = next((each for each in reversed(store.list(keys.masters_prefix(0))) if keys.is_master(each)), "")
     try:
-        return Link(up, _mbit(fetch, delay_s, clock) if read else None, delay_s, problem)
+        down = _mbit(lambda size: len(store.get_range(read, 0, size)), delay_s, clock) if read else None
+        return Link(up, down, delay_s, problem)
     finally:
         if not store.is_guarded:
             with suppress(StoreError):

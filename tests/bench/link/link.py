@@ -19,7 +19,7 @@ from rich.table import Table
 
 from composer_prime.errors import BadInput
 from composer_prime.outer.codecs import get_codec
-from composer_prime.plan.traffic import Traffic, traffic
+from composer_prime.plan.traffic import Traffic, seconds, traffic
 from composer_prime.sync.terms import Terms
 from tests.bench.cells import measure_cells
 from tests.bench.link.network import HUB_ADDRESS, Network, network
@@ -66,7 +66,11 @@ class Cell:
     def bound_s(self) -> float:
         """Seconds of a round that nothing can beat: the training, or the more loaded way of the link."""
         moved = self.traffic()
-        return max(self.inner_steps * self.step_s, moved.up_s(self.rate_mbit), moved.down_s(self.rate_mbit))
+        return max(
+            self.inner_steps * self.step_s,
+            seconds(moved.up_bytes, self.rate_mbit),
+            seconds(moved.down_bytes, self.rate_mbit),
+        )
 
     def terms(self) -> dict[str, Any]:
         """The run's terms: snapshots are put off, since they would compete for the link."""
@@ -148,7 +152,7 @@ def measure(cell: Cell, finish: bool | None = None) -> Measured:
     names = [chr(ord("a") + number) for number in range(cell.sites)]
     if finish is None:
         moved = cell.traffic()
-        finish = moved.up_s(cell.rate_mbit) + moved.down_s(cell.rate_mbit) < FINISH_S
+        finish = seconds(moved.up_bytes, cell.rate_mbit) + seconds(moved.down_bytes, cell.rate_mbit) < FINISH_S
     with tempfile.TemporaryDirectory(prefix="bench-link-") as kept, network(names) as net:
         folder = Path(kept)
         with seaweed(folder / "s3", host=HUB_ADDRESS, inside=net.at_hub()) as server:
