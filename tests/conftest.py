@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,14 @@ def an_event_loop_each(monkeypatch: pytest.MonkeyPatch) -> None:
     client = sys.modules.get("renderers.client")
     if client is not None:
         monkeypatch.setattr(client, "_max_prompt_len_lock", asyncio.Lock())
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`cli(command, ...)` runs ours in this process; its `command_line.Answer`."""
+    from tests.cli.command_line import call  # loaded by those tests alone that want it
+
+    return lambda *words: call(capsys, monkeypatch, *map(str, words))
 
 
 @pytest.fixture(scope="session")

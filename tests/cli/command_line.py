@@ -25,3 +25,9 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
     printed = capsys.readouterr()
     code = ended.value.code
     return Answer(code if isinstance(code, int) else int(code is not None), printed.out, printed.err)
+
+
+def assert_refused(answer: Answer, *parts: str) -> None:
+    """One line on standard error that holds the parts, exit code 2, nothing else."""
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer
+    assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err

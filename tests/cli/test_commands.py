@@ -11,7 +11,7 @@ import pytest
 from composer_prime.config import PrimeRecipe, Recipe
 from composer_prime.errors import ProcessCrashed, StoreUnusable
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import Answer, call
+from tests.cli.command_line import Answer, assert_refused
 
 RECIPE = str(REPOSITORY / "recipes/local/two_sites.toml")
 STARTER = "composer_prime.sites.embedded.local_run"
@@ -43,18 +43,6 @@ def starter(monkeypatch: pytest.MonkeyPatch) -> FakeStarter:
     fake = FakeStarter()
     monkeypatch.setitem(sys.modules, STARTER, fake)
     return fake
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
-
-
-def assert_refused(answer: Answer, *parts: str) -> None:
-    """One line on standard error that holds the parts, exit code 2, nothing else."""
-    assert answer.code == 2 and answer.out == ""
-    assert answer.err.startswith("composer-prime: ") and answer.err.count("\n") == 1
-    assert all(part in answer.err for part in parts), answer.err
 
 
 def test_run_starts_the_recipe_with_its_overrides(cli, starter: FakeStarter) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from composer_prime.errors import FingerprintMismatch
 from composer_prime.store import keys, open_store
-from tests.cli.command_line import call
 from tests.sync.harness import HandSite, ThreadSite, make_terms, run_sites
 
 RECIPE = """
@@ -24,11 +23,6 @@ name = "letters"
 [orchestrator.train.source.env.taskset]
 id = "letters"
 """
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture

@@ -17,18 +17,13 @@ from composer_prime.executors.base import Job, JobSpec, Secrets
 from composer_prime.executors.local import STATE_VARIABLE, LocalExecutor
 from composer_prime.launch.records import LaunchBook, open_launch
 from composer_prime.store import open_store
-from tests.cli.command_line import Answer, call
+from tests.cli.command_line import assert_refused
 from tests.executors.jobs import Stage
 from tests.executors.loopback_local import LocalPlatform
 from tests.executors.staged import StagedFleet, staged_book, staged_plan
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/local/two_sites.toml")
 TOKEN = "hf_very-secret-0123456789"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture
@@ -59,11 +54,6 @@ def launched(tmp_path: Path, platform: LocalPlatform) -> LaunchedByHand:
     return LaunchedByHand(tmp_path)
 
 
-def assert_refused(answer: Answer, *parts: str) -> None:
-    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), answer
-    assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err
-
-
 def test_ps_logs_and_cancel_need_the_buckets_uri_alone(cli, launched: LaunchedByHand) -> None:
     launched.start("a", "say(os.environ['HF_TOKEN']); mark('up'); wait('never')")
     job = launched.start("b", "say('b is here'); sys.exit(3)")
@@ -86,15 +76,6 @@ def test_ps_logs_and_cancel_need_the_buckets_uri_alone(cli, launched: LaunchedBy
     assert "stopped on" in cli("ps", launched.uri).out
     again = cli("cancel", launched.uri)
     assert again.code == 0 and "attempt" not in again.out
-
-
-def test_cancel_of_one_site_leaves_the_other(cli, launched: LaunchedByHand, platform: LocalPlatform) -> None:
-    for site in "ab":
-        launched.start(site, f"mark('{site}'); wait('never')")
-        launched.stage.await_mark(site)
-    assert cli("cancel", launched.uri, "--site", "a").out.splitlines() == ["a attempt 1: cancelled", "a runs no more"]
-    rows = [json.loads(line) for line in cli("ps", launched.uri, "--json").out.splitlines()]
-    assert [row["state"] for row in rows] == ["cancelled", "running"]
 
 
 def test_a_cancel_that_nobody_confirms_says_what_may_be_billed(
@@ -126,11 +107,6 @@ def test_a_cancel_that_looks_in_the_wrong_place_confirms_nothing_and_nothing_beg
     assert len(platform.pids(job)) >= 1
     answer = cli("cancel", launched.uri)
     assert answer.code == 0 and "a attempt 1: cancelled" in answer.out and platform.pids(job) == []
-
-
-def test_cancel_of_a_site_that_is_not_there_is_refused(cli, launched: LaunchedByHand) -> None:
-    launched.start("a", "pass")
-    assert_refused(cli("cancel", launched.uri, "--site", "typo"), "no site typo", "it has a")
 
 
 def test_a_launch_whose_second_site_is_refused_leaves_nothing_running(

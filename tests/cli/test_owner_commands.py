@@ -7,13 +7,8 @@ import pytest
 from composer_prime.store import keys, open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.sync.start import Founding
-from tests.cli.command_line import Answer, call
+from tests.cli.command_line import assert_refused
 from tests.sync.harness import HandSite, make_terms
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture
@@ -24,11 +19,6 @@ def owned(tmp_path: Path) -> tuple[str, str]:
     founding, terms = Founding(owner.public, {"a": key.public}), make_terms(aggregate="clipped", weighting="equal")
     HandSite(open_store(str(tmp_path / "run")), terms, "a", [0.0], key=key, founding=founding)
     return str(tmp_path / "run"), str(tmp_path / "owner.pem")
-
-
-def assert_refused(answer: Answer, *parts: str) -> None:
-    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
-    assert answer.err.startswith("composer-prime: ") and all(part in answer.err for part in parts), answer.err
 
 
 def test_sites_are_admitted_and_revoked_with_the_owners_key(cli, owned):

@@ -14,7 +14,6 @@ from composer_prime.launch.plan import plan_launch
 from composer_prime.launch.preflight import bucket_lines
 from composer_prime.outer.codecs import CODECS
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
 LOCAL = sorted((REPOSITORY / "recipes/local").glob("*.toml"))
@@ -123,20 +122,9 @@ def test_the_plan_says_what_a_site_fetches_that_joins_and_what_it_holds() -> Non
 @pytest.mark.parametrize(
     ("codec", "max_steps", "warned"), [("topk", 199, True), ("topk", 200, False), ("int4", 8, False)]
 )
-def test_topk_with_few_rounds_is_warned_of_beside_the_output(
-    codec: str, max_steps: int, warned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [
-        "--outer.codec",
-        codec,
-        "--max_steps",
-        str(max_steps),
-        "--outer.inner_steps",
-        "8",
-        "--outer.sync_delay",
-        "1",
-    ]
-    answer = call(capsys, monkeypatch, "plan", str(TWO_SITES), *settings)
+def test_topk_with_few_rounds_is_warned_of_beside_the_output(cli, codec: str, max_steps: int, warned: bool) -> None:
+    steps = ("--max_steps", max_steps, "--outer.inner_steps", 8, "--outer.sync_delay", 1)
+    answer = cli("plan", TWO_SITES, "--outer.codec", codec, *steps)
     assert answer.code == 0 and "warning" not in answer.out
     assert ("gives 24 rounds" in answer.err and 'outer.codec "int4"' in answer.err) == warned
 

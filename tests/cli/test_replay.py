@@ -12,13 +12,7 @@ import pytest
 from composer_prime.bearer import headers, user_token
 from composer_prime.sites.embedded.ports import HOST, claim_port, listen
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 from tests.patience import PATIENCE_S
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 def test_a_file_without_traces_and_a_port_in_use_are_refused_with_one_line(cli, tmp_path: Path) -> None:

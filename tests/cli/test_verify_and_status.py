@@ -7,13 +7,7 @@ import pytest
 
 from composer_prime.store import keys, open_store
 from tests.architecture import modules_loaded
-from tests.cli.command_line import call
 from tests.sync.harness import ThreadSite, make_terms, run_sites
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What a launch plans follows from the recipe: its sites, their GPUs; what can't be known costs nothing unasked."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.preflight import described, memory_lines
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 from tests.executors.launches import small_plan, small_recipe
 from tests.executors.test_model_access import serving_hub
 
@@ -85,9 +83,7 @@ def test_a_quorum_that_the_sites_can_not_reach_is_said() -> None:
 
 
 @pytest.mark.parametrize("on", ["modal", "hf-jobs", "ssh:gpu1"])
-def test_what_can_not_be_checked_is_refused_unless_that_is_said(
-    on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_not_be_checked_is_refused_unless_that_is_said(cli, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def shapes(model: str) -> Any:
         raise ModelError("the hub doesn't answer")
 
@@ -95,20 +91,9 @@ def test_what_can_not_be_checked_is_refused_unless_that_is_said(
     with serving_hub() as hub:
         hub.broken = True
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        recipe = str(REPOSITORY / "recipes/multi_site/reverse_text_2.toml")
-        options = [
-            "--on",
-            on,
-            "--sites",
-            "a",
-            "--image",
-            "any",
-            "--dry-run",
-            "--gpu",
-            "h200" if on == "hf-jobs" else "L4",
-        ]
-        plain = call(capsys, monkeypatch, "launch", recipe, *options)
-        unchecked = call(capsys, monkeypatch, "launch", recipe, *options, "--unchecked")
+        recipe, gpu = REPOSITORY / "recipes/multi_site/reverse_text_2.toml", "h200" if on == "hf-jobs" else "L4"
+        command = ("launch", recipe, "--on", on, "--sites", "a", "--image", "any", "--dry-run", "--gpu", gpu)
+        plain, unchecked = cli(*command), cli(*command, "--unchecked")
     assert unchecked.code == 0 and "GPU memory: not checked (the hub doesn't answer)" in unchecked.err + unchecked.out
     if on == "ssh:gpu1":
         assert plain == unchecked, "nobody bills it"

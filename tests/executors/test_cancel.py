@@ -133,15 +133,3 @@ def test_a_refusal_that_passes_changes_nothing() -> None:
     assert running(scene) == ["a2", "b2"]
     platform.ends(scene.job_id("a", 2), JobState.PREEMPTED)
     assert supervisor.turn() is False and running(scene) == ["a3", "b2"]
-
-
-def test_a_hang_whose_end_is_answered_by_nobody_knows_what_is_tried_again() -> None:
-    platform = Odd()
-    scene, supervisor = watched(platform)
-    platform.ended = KeyError("status")
-    scene.ticks += 1000
-    assert supervisor.turn() is False and running(scene) == ["a1"] and "KeyError" in supervisor.troubled["a"]
-    platform.ended = None
-    for _ in range(2):
-        assert supervisor.turn() is False
-    assert running(scene) == ["a2", "b2"]

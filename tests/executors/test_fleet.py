@@ -39,22 +39,6 @@ def beat(scene: Scene, site: str, counter: int, state: str = "live") -> None:
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_launch_starts_every_site_once_however_often_it_is_said() -> None:
-    scene = Scene()
-    for _ in range(3):
-        assert scene.supervisor().turn() is False
-    assert sorted(scene.platform.jobs) == [scene.job_id("a", 1), scene.job_id("b", 1)]
-    assert states(scene) == {("a", 1): "running", ("b", 1): "running"}
-
-
-def test_the_intent_stands_before_the_platform_is_asked() -> None:
-    scene = Scene()
-    found: list[list[str]] = []
-    scene.platform.on_submit.append(lambda: found.append(scene.store.list(launch_keys.launch_prefix(1) + "sites/")))
-    scene.supervisor().turn()
-    assert found[0] == [launch_keys.intent(1, "a", 1)]
-
-
 def test_racing_supervisors_start_each_site_once() -> None:
     scene = Scene()
     supervisors = [scene.supervisor() for _ in range(4)]
@@ -128,16 +112,6 @@ def test_what_the_platform_refuses_leaves_no_intent(monkeypatch: pytest.MonkeyPa
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.TIMED_OUT, JobState.FAILED])
-def test_a_site_that_was_cut_off_goes_on_as_its_next_attempt(state: JobState) -> None:
-    scene = Scene()
-    supervisor = scene.supervisor()
-    supervisor.turn()
-    scene.platform.ends(scene.job_id("b", 1), state, 1 if state is JobState.FAILED else None)
-    supervisor.turn()
-    assert states(scene) == {("a", 1): "running", ("b", 1): state.value, ("b", 2): "running"}
 
 
 def test_a_run_ends_when_all_its_sites_ended_rightly() -> None:
@@ -253,15 +227,6 @@ def test_a_job_started_while_somebody_cancels_is_ended_by_who_started_it() -> No
     assert scene.platform.cancelled == [f"{book.name}--a--1"] and len(scene.platform.jobs) == 1
 
 
-def test_cancel_of_one_site_leaves_the_others_and_nobody_starts_it_again() -> None:
-    scene = Scene()
-    supervisor = scene.supervisor()
-    supervisor.turn()
-    assert len(list(scene.fleet().cancel("a"))) == 1
-    supervisor.turn()
-    assert states(scene) == {("a", 1): "cancelled", ("b", 1): "running"}
-
-
 def test_a_launch_after_a_cancel_is_a_new_one_with_jobs_of_its_own() -> None:
     scene = Scene()
     scene.supervisor().turn()
@@ -304,24 +269,6 @@ def test_costs_are_summed_from_the_platforms_clock() -> None:
     row, _ = rows(scene.fleet().look())
     assert (row.site, row.state, row.exit_code) == ("a", "succeeded", 0)
     assert row.usd == pytest.approx(1.0) and row.seconds == pytest.approx(1200)
-
-
-def test_a_launch_stays_within_its_cost_through_restarts() -> None:
-    scene = Scene(limits=Limits(max_restarts=99, max_usd=1.0))
-    scene.platform.usd_per_hour = 2.0
-    supervisor = scene.supervisor()
-    supervisor.check()
-    supervisor.turn()
-    for attempt in range(1, 40):
-        job = scene.job_id("a", attempt)
-        if job not in scene.platform.jobs:
-            break
-        spec, _ = scene.platform.jobs[job]
-        scene.platform.ends(job, JobState.PREEMPTED, seconds=spec.timeout_s / 2)
-        supervisor.turn()
-    spent = sum(row.usd or 0 for row in rows(scene.fleet().look()) if row.site == "a")
-    assert 0.4 < spent <= 0.5, "half the budget is b's, which runs"
-    assert any("given up" in line and "budget" in line for line in scene.said)
 
 
 def test_logs_of_several_sites_are_told_apart_and_secrets_cut_out(monkeypatch: pytest.MonkeyPatch) -> None:

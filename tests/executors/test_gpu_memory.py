@@ -9,7 +9,6 @@ from composer_prime.config import RecipeBase
 from composer_prime.errors import BadInput, ModelError, StoreUnusable
 from composer_prime.launch.preflight import GIB, Estimate, memory_lines
 from composer_prime.plan.prices import GPUS, gpu_gib, shipped
-from tests.cli.command_line import call
 from tests.executors.launches import small_plan
 
 MATH_4B = str(Path(__file__).parents[2] / "recipes/multi_site/math_4b_4.toml")
@@ -93,7 +92,7 @@ def test_every_gpu_that_platforms_offer_has_a_known_memory() -> None:
     ids=["dry run", "launch", "optimizer on the GPUs"],
 )
 def test_the_command_refuses_a_recipe_that_does_not_fit_and_starts_nothing(
-    count: int, more: list[str], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli, count: int, more: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shapes(model: str) -> list[tuple[str, tuple[int, ...]]]:
         return [("layers.0.weight", (4000, 1_000_000))]
@@ -103,7 +102,7 @@ def test_the_command_refuses_a_recipe_that_does_not_fit_and_starts_nothing(
 
     monkeypatch.setattr("composer_prime.launch.preflight.named_shapes", shapes)
     monkeypatch.setattr("composer_prime.sites.preflight.open_store", nobody)
-    options = ("--on", "modal", "--gpu", "L4", "--gpu-count", str(count), "--image", "any", "--outer.store", "s3://b/r")
-    answer = call(capsys, monkeypatch, "launch", MATH_4B, *options, *more)
+    options = ("--on", "modal", "--gpu", "L4", "--gpu-count", count, "--image", "any", "--outer.store", "s3://b/r")
+    answer = cli("launch", MATH_4B, *options, *more)
     assert answer.code == 2 and "site a on" not in answer.out
     assert f"needs {why}" in answer.err

@@ -8,7 +8,6 @@ from composer_prime.config.settings import data_shard
 from composer_prime.errors import BadInput, ConfigError, Problems
 from composer_prime.executors.base import Resources
 from composer_prime.executors.modal_deploy import price as modal_price
-from composer_prime.executors.open import open_executor
 from composer_prime.executors.packages import UV_IMAGE
 from composer_prime.launch.budget import Limits
 from composer_prime.launch.plan import plan_launch
@@ -161,15 +160,6 @@ def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
     said = str(refused.value).splitlines()
     expected = ("--sites", "outer.store", "model.name", "secret NOT_SET")
     assert len(said) == 4 and all(line.startswith(word) for line, word in zip(said, expected, strict=True))
-
-
-def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'modal'", name="modal")
-
-    monkeypatch.setattr("composer_prime.executors.open.pkgutil.resolve_name", missing)
-    with pytest.raises(BadInput, match=r"in the clone of composer-prime, pip install -e '\.\[modal\]'"):
-        open_executor("modal")
 
 
 def test_a_gpus_price_is_per_gpu_and_an_unknown_one_is_refused() -> None:

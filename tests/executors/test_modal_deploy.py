@@ -147,16 +147,6 @@ def test_a_refused_token_is_one_clear_line(platform, spec, monkeypatch):
         executor.submit(spec)
 
 
-@pytest.mark.parametrize(
-    ("caches", "said"),
-    [({"a/b": "/caches"}, "Invalid Volume name"), ({"hf": "/root"}, "Volume /root cannot be mounted")],
-)
-def test_a_cache_that_can_be_no_volume_is_refused_and_leaves_no_job(executor, spec, caches, said):
-    with pytest.raises(BadInput, match=rf"Modal refuses it \({said}.*\): correct what it names"):
-        executor.submit(replace(spec, caches=caches))
-    assert executor.find(spec.run) == []
-
-
 # Logs
 
 

@@ -1,6 +1,5 @@
 """What only Modal can do to a job: a call that nobody recorded, a container that comes twice, an end from elsewhere."""
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +11,10 @@ pytest.importorskip("modal")
 from composer_prime.errors import ExecutorError
 from composer_prime.executors import modal as modal_jobs
 from composer_prime.executors import modal_job_body as job_body
-from composer_prime.executors.base import Job, JobSpec, JobState
+from composer_prime.executors.base import JobSpec, JobState
 from composer_prime.executors.modal import ModalExecutor, Records
 from composer_prime.executors.modal_job_body import TIMEOUT_GRACE_S
-from composer_prime.launch.budget import Limits
-from composer_prime.launch.fleet import Fleet
-from composer_prime.launch.records import LaunchBook, begin_launch
-from composer_prime.launch.supervisor import Supervisor
 from tests.executors import loopback_modal_fixtures as fixtures
-from tests.executors.launches import empty_bucket, small_plan
 from tests.executors.loopback_modal_fixtures import SLEEP, wait_for
 from tests.executors.loopback_modal_servicer import WORKSPACE
 from tests.patience import wait_until
@@ -85,22 +79,6 @@ def test_a_claim_without_a_call_is_found_and_finished_by_the_next_caller(platfor
     assert fresh.submit(spec) == job
     assert wait_for(fresh, job).state is JobState.SUCCEEDED
     assert len(platform.calls(job)) == 1
-
-
-@pytest.mark.parametrize("written_down", [False, True], ids=["intent alone", "job written down"])
-def test_a_launcher_killed_before_its_call_is_made_good_by_the_next_supervisor(
-    platform, executor, monkeypatch, written_down
-):
-    plan = small_plan("modal", sites=("a",), launch={"image": "any"})
-    fleet = Fleet(begin_launch(empty_bucket(), "small"), opener=lambda on: executor)
-    spec = fleet.spec(plan, "a", 1)
-    fleet.intend("modal", spec, fleet.price(plan, spec), 600)
-    killed_at_spawn(monkeypatch, executor, spec)
-    if written_down:
-        fleet.book.start(*executor.find(fleet.book.name))
-    Supervisor(fleet, plan, Limits(), say=print).turn()
-    (job,) = executor.find(fleet.book.name)
-    assert len(platform.calls(job)) == 1 and not executor.poll(job).half_submitted
 
 
 def test_a_claim_without_a_call_can_be_cancelled_and_stays_so(platform, executor, spec, monkeypatch):
@@ -302,43 +280,3 @@ def test_the_account_is_the_workspace_and_the_environment(platform, executor, mo
     assert executor.account() == WORKSPACE
     monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
     assert platform.executor().account() == f"{WORKSPACE}/dev"
-
-
-def killed_before_modal_was_asked(executor: ModalExecutor, monkeypatch: pytest.MonkeyPatch) -> LaunchBook:
-    """A launch with an intent and no job, whose launcher ended on another machine than the one that looks now."""
-
-    def die(self: ModalExecutor, spec: JobSpec) -> Job:
-        raise Killed
-
-    book = begin_launch(empty_bucket(), "small")
-    with monkeypatch.context() as there:
-        there.setattr(ModalExecutor, "submit", die)
-        with pytest.raises(Killed):
-            Fleet(book, opener=lambda on: executor).start(small_plan("modal", launch={"image": "any"}), "a", 1, 600)
-    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
-    return book
-
-
-def test_from_another_machine_a_cancel_in_the_same_workspace_needs_no_time_out(platform, executor, monkeypatch):
-    book = killed_before_modal_was_asked(executor, monkeypatch)
-    (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
-    assert (seen.state, seen.problem) == ("cancelled", "")
-
-
-def test_a_cancel_in_another_environment_of_the_workspace_confirms_nothing(platform, executor, monkeypatch):
-    book = killed_before_modal_was_asked(executor, monkeypatch)
-    monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
-    (seen,) = Fleet(book, opener=lambda on: platform.executor()).cancel()
-    assert f"was to be a job of {WORKSPACE})" in seen.problem and "isn't confirmed" in seen.problem
-    assert seen.ended is None
-
-
-def test_close_leaves_the_environment_and_the_job_as_they_are(platform, spec):
-    executor = platform.executor()
-    job = executor.submit(replace(spec, command=SLEEP))
-    wait_for(executor, job, JobState.RUNNING)
-    wait_until(lambda: platform.pids(job))
-    executor.close()
-    assert platform.pids(job)
-    assert os.environ["MODAL_SERVER_URL"] == platform.environment()["MODAL_SERVER_URL"]
-    assert platform.executor().cancel(job).state is JobState.CANCELLED

@@ -13,7 +13,6 @@ import pytest
 from composer_prime.errors import BadInput
 from composer_prime.launch.plan import LaunchPlan, plan_launch
 from composer_prime.launch.preflight import access_lines
-from tests.cli.command_line import call
 from tests.executors.launches import small_recipe
 from tests.servers.in_thread import serving_handler
 from tests.servers.weed import free_ports
@@ -142,11 +141,11 @@ def test_models_that_are_not_the_hubs_are_not_asked_for(hub: Hub, tmp_path: Path
 
 
 def test_launch_starts_nothing_for_a_gated_model(
-    hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", STRANGERS)
-    places = ("--output_dir", str(tmp_path / "out"), "--model.name", MODEL)
-    answer = call(capsys, monkeypatch, "launch", "recipes/local/two_sites.toml", "--on", "local", *places)
+    places = ("--output_dir", tmp_path / "out", "--model.name", MODEL)
+    answer = cli("launch", "recipes/local/two_sites.toml", "--on", "local", *places)
     assert answer.code == 2 and "403 GatedRepo" in answer.err and len(answer.err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,6 @@ from composer_prime.launch.plan import AWS_SECRETS, with_stored_logins
 from composer_prime.launch.preflight import Unchecked, login_lines
 from composer_prime.store import open_store
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 from tests.executors.launches import small_recipe
 from tests.executors.registry import loopback
 from tests.executors.test_as_the_recipe_says import planned
@@ -57,11 +56,8 @@ def test_billed_jobs_want_a_limit_and_a_yes(tmp_path: Path, store_uri: Callable[
     assert refused.stdout.endswith("nothing was started\n")
 
 
-def test_jobs_of_ones_own_machines_cost_nothing_and_nobody_is_asked(
-    started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = call(capsys, monkeypatch, "launch", RECIPE, "--on", "local", "--output_dir", str(tmp_path))
-    assert answer.code == 0 and len(started) == 1
+def test_jobs_of_ones_own_machines_cost_nothing_and_nobody_is_asked(cli, started: list[Any], tmp_path: Path) -> None:
+    assert cli("launch", RECIPE, "--on", "local", "--output_dir", tmp_path).code == 0 and len(started) == 1
 
 
 @pytest.fixture

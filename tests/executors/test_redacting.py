@@ -58,16 +58,6 @@ def test_what_the_process_itself_writes_is_redacted_on_both_outputs() -> None:
     assert (lines[0], lines[-1]) == ("before", "after")
 
 
-def test_what_its_children_write_is_redacted() -> None:
-    body = "subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"TOKEN\"], 1)'], check=True)"
-    assert said(body, **given(TOKEN=TOKEN)) == ["before", "[redacted] 1", "after"]
-
-
-def test_a_secret_in_two_writes_is_redacted_and_one_that_only_begins_is_not() -> None:
-    body = "os.write(1, b'a tok-9f8e'); os.write(1, b'7d6c5b4a b\\n'); os.write(1, b'tok-9f')"
-    assert said(body, **given(TOKEN=TOKEN)) == ["before", "a [redacted] b", "tok-9fafter"]
-
-
 def test_an_access_key_s_id_is_a_name_and_stays() -> None:
     keys = {"AWS_ACCESS_KEY_ID": "composer", "AWS_SECRET_ACCESS_KEY": "composed-secret", "AWS_SESSION_TOKEN": TOKEN}
     body = "print('composer-prime replica', os.environ['AWS_SECRET_ACCESS_KEY'], os.environ['AWS_SESSION_TOKEN'])"

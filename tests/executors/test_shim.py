@@ -77,15 +77,6 @@ def test_a_folder_without_a_job_is_said_so(tmp_path: Path) -> None:
     assert "no job run/a/1" in ask(tmp_path, "status")["unknown"]
 
 
-def test_secrets_are_in_no_file_of_the_job(tmp_path: Path) -> None:
-    secret = "very-secret-value"
-    code = "import os; print(os.environ['S']); raise SystemExit(os.environ['S'])"
-    folder = start(tmp_path, code, secrets={"S": secret})
-    ended(tmp_path)
-    assert all(secret not in path.read_text() for path in folder.iterdir())
-    assert (folder / "log").read_text() == f"{redaction.HIDDEN}\n" * 2
-
-
 def test_a_reused_pid_is_not_taken_for_the_keeper(tmp_path: Path) -> None:
     folder = start(tmp_path, "import time; time.sleep(600)")
     keeper = state_of(tmp_path)["keeper"]

@@ -19,7 +19,6 @@ from composer_prime.redaction import SECRET_NAMES_VARIABLE
 from composer_prime.store import open_store
 from composer_prime.volunteers.doctor import examine_job
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 from tests.executors.platforms import LoopbackPlatform
 from tests.executors.registry import PLATFORM_PARAMS, reachable
 from tests.patience import PATIENCE_S, wait_until
@@ -88,11 +87,11 @@ def test_a_job_reaches_the_bucket_and_nothing_is_left_in_it(
         assert nothing_runs(executor, said)
 
 
-def test_a_folder_is_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_a_folder_is_as_it_was(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_PRIME_STATE", str(tmp_path / "state"))
     (tmp_path / "bucket").mkdir()
-    store = ["--outer.store", str(tmp_path / "bucket")]
-    answer = call(capsys, monkeypatch, "launch", str(RECIPE), "--on", "local", "--smoke", "--poll-s", "0.2", *store)
+    store = ("--outer.store", tmp_path / "bucket")
+    answer = cli("launch", RECIPE, "--on", "local", "--smoke", "--poll-s", "0.2", *store)
     assert answer.code == 0, answer
     assert [each for each in (tmp_path / "bucket").rglob("*") if each.is_file()] == []
 
@@ -151,18 +150,15 @@ def test_a_job_that_hangs_is_ended(
 @pytest.mark.s3
 @pytest.mark.parametrize("platform", ["sky"], indirect=True)
 def test_a_job_without_a_machine_is_ended_and_nobody_is_billed_unasked(
-    platform: LoopbackPlatform,
-    store_uri: Callable[[str], str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    cli, platform: LoopbackPlatform, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("composer_prime.cli.launch.SMOKE_QUEUE_S", 0.0)
     uri = store_uri("seaweed")
     told = options(platform, uri, "--timeout-hours", "0.001")
     with platform.hold_pending():  # type: ignore[attr-defined]
-        unasked = call(capsys, monkeypatch, *told)
+        unasked = cli(*told)
         assert unasked.code == 2 and "say --yes" in unasked.err and " an hour" in unasked.out, "no --max-cost is wanted"
-        answer = call(capsys, monkeypatch, *told, "--yes")
+        answer = cli(*told, "--yes")
     assert answer.code == 1 and "no machine in time: see your quota and credit there" in answer.err, answer
     assert objects(uri) == []
     with closing(platform.executor()) as executor:

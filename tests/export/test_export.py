@@ -23,7 +23,6 @@ from composer_prime.sync.roster import Roster
 from composer_prime.sync.run import load_run
 from composer_prime.sync.snapshots import Master, load_master, vouched_sha
 from tests.architecture import REPOSITORY
-from tests.cli.command_line import call
 from tests.export.runs import make_run
 from tests.sites.tiny_folder import save_random_tiny
 
@@ -37,11 +36,6 @@ def freeze(model: PreTrainedModel) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Store:
     return make_run(tmp_path_factory.mktemp("bucket") / "run", base, prepare=freeze)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *arguments)
 
 
 def masters(store: Store, version: int) -> list[Master]:
@@ -192,11 +186,6 @@ def test_rounding_to_bf16_is_torchs_own_for_long_vectors():
     values = torch.randn(5 * 2**20 + 3, generator=torch.Generator().manual_seed(0))
     values[0] = -0.0
     assert (rounded_bits(values, torch.bfloat16) == as_bits(values.to(torch.bfloat16))).all()
-
-
-@pytest.mark.parametrize("name", ["export", "follow"])
-def test_help_names_the_command(cli, name):
-    assert f"  {name} " in cli("--help").out and cli(name, "--help").code == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from composer_prime.export.reading import MasterReader
 from composer_prime.export.server import WeightServer
 from composer_prime.store import open_store
 from composer_prime.store.base import Store
-from tests.cli.command_line import call
+from tests.cli.command_line import assert_refused
 from tests.export.fake_server import serving_fake
 from tests.export.runs import make_run
 from tests.export.test_export import expected
@@ -125,9 +125,9 @@ def test_a_restart_between_two_looks_is_noticed_by_the_version_that_the_server_n
     told.close()
 
 
-def test_the_command_brings_folder_and_server_to_the_newest_version(run, served, base, tmp_path, capsys, monkeypatch):
-    arguments = ["follow", run.uri, "--server", served.url, "--model", str(base), "--dir", str(tmp_path / "followed")]
-    answer = call(capsys, monkeypatch, *arguments, "--once")
+def test_the_command_brings_folder_and_server_to_the_newest_version(cli, run, served, base, tmp_path):
+    places = ("--server", served.url, "--model", base, "--dir", tmp_path / "followed")
+    answer = cli("follow", run.uri, *places, "--once")
     assert (answer.code, answer.err) == (0, "")
     first, last = answer.out.splitlines()
     assert first.startswith("version 4: ") and last == f"version 4: the server at {served.url} has it"
@@ -179,8 +179,7 @@ def test_a_server_that_names_no_version_gets_the_weights_again_after_it_was_down
         ({"--model": "/no/model"}, "model.name (/no/model) doesn't exist"),
     ],
 )
-def test_bad_input_is_one_line(run, base, tmp_path, capsys, monkeypatch, changes, said):
-    options = {"--model": str(base), "--dir": str(tmp_path / "out"), "--server": "http://127.0.0.1:1"} | changes
-    answer = call(capsys, monkeypatch, "follow", run.uri, *(word for one in options.items() for word in one))
-    assert answer.code == 2 and answer.err.count("\n") == 1 and said in answer.err
+def test_bad_input_is_one_line(cli, run, base, tmp_path, changes, said):
+    options = {"--model": base, "--dir": tmp_path / "out", "--server": "http://127.0.0.1:1"} | changes
+    assert_refused(cli("follow", run.uri, *(word for one in options.items() for word in one)), said)
     assert not (tmp_path / "out").exists()

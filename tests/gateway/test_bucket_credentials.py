@@ -85,9 +85,6 @@ class Client:
     def get(self, name: str) -> bytes:
         return self._client.get_object(Bucket=moto_server.BUCKET, Key=name)["Body"].read()
 
-    def list_page(self, prefix: str) -> object:
-        return self._client.list_objects_v2(Bucket=moto_server.BUCKET, Prefix=prefix)
-
     def delete(self, name: str) -> None:
         self._client.delete_object(Bucket=moto_server.BUCKET, Key=name)
 

@@ -98,11 +98,6 @@ def test_a_site_that_came_in_time_may_come_again_later(store: Store, gateway: Gu
         assert claim(another, "alice", 2)
 
 
-def test_who_was_admitted_without_an_invitation_has_no_such_date(store: Store, gateway: Guarded) -> None:
-    leave_invitation(store, gateway.served.roster._run_sha, EXPIRES_AT)
-    assert claim(gateway, "bob")
-
-
 MALLORY_S = KEYS["mallory"].public
 
 

@@ -117,16 +117,3 @@ def test_a_record_that_lies_is_stored_and_no_site_takes_it(scene: Scene) -> None
     scene.owner.tick(times=5)
     commit = Commit.from_bytes(scene.bucket.get(keys.commit(0, 0)), "")
     assert [entry.site for entry in commit.taken] == ["a"]
-
-
-def test_everything_she_tried_is_noted_under_her_name(scene: Scene) -> None:
-    refusal(lambda: scene.alice.create(keys.commit(0, 0), b"{}"))
-    refusal(lambda: scene.alice.put(keys.beat("bob", 0), b"{}"))
-    refusal(lambda: scene.alice.delete(keys.manifest()))
-    refused = [line for line in scene.gateway.lines() if line["status"] == 403]
-    assert [(line["site"], line["method"]) for line in refused] == [
-        ("alice", "PUT"),
-        ("alice", "PUT"),
-        ("alice", "DELETE"),
-    ]
-    assert all("member behind a gateway" in line["why"] or "bob's" in line["why"] for line in refused)

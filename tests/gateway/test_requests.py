@@ -241,7 +241,7 @@ def test_every_request_is_noted_and_no_secret_is(gateway: Guarded) -> None:
     written, refused, stranger, missing, long = gateway.lines()
     assert (written["site"], written["method"], written["key"]) == ("alice", "PUT", keys.claim("alice", 0))
     assert (written["status"], written["nbytes"]) == (200, len(claim(gateway)))
-    assert refused["status"] == 403 and "commit" in refused["why"]
+    assert (refused["site"], refused["status"]) == ("alice", 403) and "commit" in refused["why"]
     assert (stranger["site"], stranger["status"]) == ("", 401) and missing["status"] == 404
     assert len(long["key"]) == 512
     noted = "".join(gateway.noted)

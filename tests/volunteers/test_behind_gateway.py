@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -12,24 +11,15 @@ from composer_prime.config.recipe import RecipeBase
 from composer_prime.errors import InvitationRefused, StoreUnusable
 from composer_prime.store import keys, open_store
 from composer_prime.sync.owner import Owner
-from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution, contribution_of
-from composer_prime.volunteers.doctor import Torch
 from composer_prime.volunteers.invitation import Invitation, encode, read_invitation
 from composer_prime.volunteers.join import join
 from tests.gateway.guarded import Guarded, guarding
-from tests.volunteers.owned_run import OWNER, OwnedRun, come, consenting, machine
+from tests.volunteers.owned_run import OWNER, OwnedRun, come, consenting
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> OwnedRun:
-    return OwnedRun(tmp_path)
-
-
-@pytest.fixture
-def gateway(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
-    able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
-    monkeypatch.setattr(doctor, "look", lambda: able)
+def gateway(run: OwnedRun) -> Iterator[Guarded]:
     with guarding(run.store) as running:
         yield running
 

@@ -9,25 +9,16 @@ import pytest
 from composer_prime.config import load_any
 from composer_prime.errors import InvitationRefused
 from composer_prime.losses.composer import composer_loss
-from composer_prime.volunteers import doctor
-from composer_prime.volunteers.doctor import Torch, examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.invitation import Invitation, is_public_url, read_invitation
 from composer_prime.volunteers.join import join
 from composer_prime.volunteers.shared_recipe import EMBEDDED, EXTRA, MODEL, PACKAGE, TEMPLATE, read_shared, shared_toml
 from tests.architecture import REPOSITORY
 from tests.volunteers.hostile_cases import PRIVATE_URLS, PUBLIC_URLS
-from tests.volunteers.owned_run import OwnedRun, consenting, machine, signed, with_recipe
+from tests.volunteers.owned_run import OwnedRun, consenting, signed, with_recipe
 
 SOURCE = "orchestrator.train.source.0.env"
 TEACHER = {"name": "t", "base_url": "https://teacher.example.org"}
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
-    made = OwnedRun(tmp_path)
-    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
-    monkeypatch.setattr(doctor, "look", lambda: able)
-    return made
 
 
 def sound(run: OwnedRun) -> Invitation:
@@ -43,10 +34,6 @@ def refused(run: OwnedRun, settings: dict[str, Any], said: str, **given: Any) ->
     with pytest.raises(InvitationRefused, match=said) as by_join:
         join(invitation, consenting(run, **given), lambda line: None, lambda *args: pytest.fail("a site started"))
     assert str(by_doctor.value) == str(by_join.value) and "\n" not in str(by_join.value)
-
-
-def test_an_environment_needs_the_volunteers_word(run: OwnedRun) -> None:
-    refused(run, {}, "runs the environment reverse-letters .* add --allow-env reverse-letters", allow_envs=())
 
 
 @pytest.mark.parametrize("answer", ["reverse-letters", " reverse-letters "])

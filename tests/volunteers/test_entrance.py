@@ -19,11 +19,6 @@ from tests.sync.harness import HandRuntime
 from tests.volunteers.owned_run import OWNER, OwnedRun
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> OwnedRun:
-    return OwnedRun(tmp_path)
-
-
 def enter_with(run: OwnedRun, invitation: Invitation) -> object:
     return enter(invitation, run.store, own_key(invitation, None))
 

@@ -17,11 +17,6 @@ from composer_prime.volunteers.invitation import read_invitation
 from tests.volunteers.owned_run import HOUR_S, OWNER, OwnedRun, come, run_recipe
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> OwnedRun:
-    return OwnedRun(tmp_path)
-
-
 def newest_admission(run: OwnedRun) -> Admission | None:
     records = run.store.list(keys.admissions_prefix())
     return Admission.from_bytes(run.store.get(records[-1]), records[-1]) if records else None

@@ -8,23 +8,14 @@ import pytest
 
 from composer_prime.errors import InvitationRefused
 from composer_prime.sites.embedded.learner import import_loss
-from composer_prime.volunteers import doctor
 from composer_prime.volunteers.contribution import contribution_of
-from composer_prime.volunteers.doctor import Torch, examine_for_invitation
+from composer_prime.volunteers.doctor import examine_for_invitation
 from composer_prime.volunteers.join import join
-from tests.volunteers.owned_run import OwnedRun, come, consenting, machine, with_recipe
+from tests.volunteers.owned_run import OwnedRun, come, consenting, with_recipe
 
 SOURCE = "orchestrator.train.source.0.env.taskset"
 PLANTED = "planted_package"
 PIPEPAGER = r"sets trainer\.loss\.import_path to 'pydoc\.pipepager'"
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OwnedRun:
-    made = OwnedRun(tmp_path)
-    able = machine(torch=Torch("2.13.0", made.site.run.manifest.test_vector))
-    monkeypatch.setattr(doctor, "look", lambda: able)
-    return made
 
 
 def train(recipe: Any, site: str, resume: bool) -> int:

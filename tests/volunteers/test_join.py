@@ -62,17 +62,6 @@ class FakeSite:
         return 130
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> OwnedRun:
-    return OwnedRun(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def an_able_machine(run: OwnedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    able = machine(torch=Torch("2.13.0", run.site.run.manifest.test_vector))
-    monkeypatch.setattr(doctor, "look", lambda: able)
-
-
 def beside(act: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()

@@ -116,11 +116,10 @@ def test_what_a_run_can_t_do_without_is_not_left_out_in_silence(own: dict[str, A
         read_shared(to_toml(PRIME | own))
 
 
-def test_a_volunteer_is_told_what_prime_rl_will_run(tmp_path: Path) -> None:
+def test_a_volunteer_is_told_what_prime_rl_will_run(run: OwnedRun, tmp_path: Path) -> None:
     agent = {"harness": {"id": "rlm"}, "runtime": {"type": "subprocess"}}
     orchestrator = {"train": {"source": [{"name": "one", "env": {"taskset": {"id": "reverse-text"}, "agent": agent}}]}}
     recipe = any_from_data(PRIME | {"orchestrator": orchestrator})
-    run = OwnedRun(tmp_path)
     invitation = run.invite()
     entrance, folder = enter(invitation, run.store, own_key(invitation, None)), VolunteerFolder(tmp_path, "alice")
     said = "\n".join(disclosure(invitation, entrance, recipe, folder))

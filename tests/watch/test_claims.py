@@ -11,7 +11,6 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.records import Beat, Commit
 from composer_prime.volunteers.contribution import contribution, lines
 from composer_prime.watch.status import look
-from tests.cli.command_line import call
 from tests.spec.runs import KEYS, OWNER, Play
 from tests.watch.test_bounds import signed
 
@@ -94,14 +93,12 @@ def test_contribution_says_a_share_and_hours_that_can_be(lying: Path) -> None:
     assert "claim" not in "\n".join(lines(member))
 
 
-def test_status_shows_a_guest_s_tokens_as_claims(
-    lying: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_shows_a_guest_s_tokens_as_claims(cli, lying: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    shown = call(capsys, monkeypatch, "status", str(lying)).out
+    shown = cli("status", lying).out
     (row,) = [line for line in shown.splitlines() if " c " in line and " live " in line]
     assert "claims" in row and f"{FALSE:,}" not in shown
-    told = json.loads(call(capsys, monkeypatch, "status", str(lying), "--json").out)
+    told = json.loads(cli("status", lying, "--json").out)
     assert [site["guest"] for site in told["sites"]] == [False, False, True]
 
 

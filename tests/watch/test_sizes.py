@@ -17,7 +17,6 @@ from composer_prime.sync.owner import Owner
 from composer_prime.sync.roster import Roster
 from composer_prime.watch.status import look
 from tests.architecture import REPOSITORY, source_files
-from tests.cli.command_line import call
 from tests.spec.runs import KEYS, OWNER, Play
 
 HUGE, ROOM = 8 * 2**30, 64 * 2**20
@@ -79,15 +78,13 @@ def of_kind(folder: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_command_reads_an_endless_object_whole(
-    copy: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_reads_an_endless_object_whole(cli, copy: Path, kind: str) -> None:
     found = of_kind(copy, kind)
     assert found, f"no {kind} in the run"
     for key in found:
         os.truncate(copy / key, HUGE)
     for command in COMMANDS:
-        answer = call(capsys, monkeypatch, command[0], str(copy), *command[1:])
+        answer = cli(command[0], copy, *command[1:])
         assert "Traceback" not in answer.err and answer.err.count("\n") <= 1
 
 

@@ -152,18 +152,6 @@ def test_tokens_dropped_are_those_of_the_tape(store):
     assert (seen.dropped_tokens, seen.carried_tokens) == (20, 30)
 
 
-def test_two_looks_tell_who_beats_and_one_look_leaves_it_open(store):
-    terms = make_terms(liveness_s=10.0)
-    a, _ = (HandSite(store, terms, name, [0.0]) for name in "ab")
-    assert [site.beating for site in look(store).sites] == [None, None]
-    beat: Callable[[float], object] = lambda seconds: a.beat()  # noqa: E731
-    status = look(store, 3.0, beat)
-    assert [site.beating for site in status.sites] == [True, False]
-    short = look(store, 1.0, beat)  # a live site beats every 2 s
-    assert [site.beating for site in short.sites] == [True, None]
-    assert "who is alive" in drawn(look(store)) and "who is alive" not in drawn(status)
-
-
 def test_live_contributing_and_quorum_are_three_counts(store):
     clock, terms = [0.0], make_terms(fragments=1, quorum=1, grace_s=0.0, liveness_s=10.0)
     a, b, c, _, over = (HandSite(store, terms, name, clock) for name in "abcde")
@@ -186,11 +174,14 @@ def test_live_contributing_and_quorum_are_three_counts(store):
     assert "live 3, contributing 2, quorum 1" in drawn(status)
 
 
-def test_how_many_are_live_is_left_open_where_looking_went_not_far_enough(store):
-    a, _ = (HandSite(store, make_terms(liveness_s=10.0), name, [0.0]) for name in "ab")
+def test_who_is_live_is_left_open_where_looking_went_not_far_enough(store):
+    a, _ = (HandSite(store, make_terms(liveness_s=10.0), name, [0.0]) for name in "ab")  # each beats every 2 s
     beat: Callable[[float], object] = lambda seconds: a.beat()  # noqa: E731
     once, short, long = look(store), look(store, 1.0, beat), look(store, 3.0, beat)
+    beating = [[site.beating for site in status.sites] for status in (once, short, long)]
+    assert beating == [[None, None], [True, None], [True, False]]
     assert [status.live for status in (once, short, long)] == [None, None, 1]
+    assert "who is alive" in drawn(once) and "who is alive" not in drawn(long)
     assert "live unknown (one look: --watch-s tells), contributing 0, quorum 1" in drawn(once)
     assert "live 1 or more (--watch-s 1 is too short to tell), " in drawn(short)
     assert "live 1, " in drawn(long)
