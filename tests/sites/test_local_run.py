@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
@@ -241,14 +241,6 @@ def test_a_bucket_with_a_run_of_the_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store" / "fake" / "manifest.json").touch()
     with pytest.raises(BadInput, match="already holds the run fake"):
         run_local(small_recipe(tmp_path, outer=outer), False, surroundings(tmp_path))
-
-
-def test_a_store_that_cannot_be_written_is_refused_before_any_site_starts(tmp_path: Path) -> None:
-    (tmp_path / "store").touch()
-    recipe = small_recipe(tmp_path, outer={"inner_steps": 4, "fragments": 2, "store": str(tmp_path / "store")})
-    with pytest.raises(StoreUnusable, match="store"):
-        run_local(recipe, False, surroundings(tmp_path))
-    assert not RunPaths.of(recipe).sites.exists()
 
 
 @pytest.mark.parametrize(
