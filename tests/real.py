@@ -64,7 +64,6 @@ sites/prime_rl/test_toml.py::test_rendering_leaves_the_recipe_as_it_is
 sites/prime_rl/test_toml.py::test_weights_and_rollouts_on_disk_need_no_port
 sites/prime_rl/test_what_ran.py::test_a_run_writes_its_versions_column_and_leaves_the_others
 sites/prime_rl/topk/test_said.py::test_a_loss_that_no_table_is_said_to_imports_nothing_of_it
-sites/test_batches.py::test_importing_batches_brings_no_torch
 store/test_gateway_store.py
 sync/test_signatures.py::test_neither_torch_nor_cryptography_is_imported_before_a_key_is_used
 test_architecture.py::test_help_answers_at_once

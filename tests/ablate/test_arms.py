@@ -28,12 +28,6 @@ def test_each_signal_of_a_recipe_has_an_arm_without_the_others(tmp_path):
     assert [has[name][place] for place, name in enumerate(["+hint", "+replay", "+pairs", "+traces"])] == [True] * 4
 
 
-def test_with_both_signals_each_is_trained_alone_and_together_and_not_at_all(tmp_path: Path):
-    arms = read_arms(write_recipe(tmp_path, HINTS, TEACHERS), [], harm=False)
-    found = {arm.name: (arm.recipe.hints is not None, len(arm.recipe.replay.teachers)) for arm in arms}
-    assert found == {"base": (False, 0), "+hint": (True, 0), "+replay": (False, 1), "full": (True, 1)}
-
-
 @pytest.mark.parametrize(("table", "names"), [(HINTS, ["base", "+hint"]), (TEACHERS, ["base", "+replay"])])
 def test_a_signal_that_the_recipe_lacks_gives_no_arm(tmp_path: Path, table: str, names: list[str]):
     assert [arm.name for arm in read_arms(write_recipe(tmp_path, table), [], harm=False)] == names

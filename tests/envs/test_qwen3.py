@@ -1,13 +1,9 @@
 """The tokenizer of tiny policies, and its chat template: as the qwen3 renderer reads and writes."""
 
-from pathlib import Path
-
 import pytest
 from renderers import create_renderer
 from renderers.configs import Qwen3RendererConfig
-from transformers import AutoTokenizer
 
-from tiny_policy.built_in.letters import prompt_text
 from tiny_policy.qwen3 import tiny_config, tiny_tokenizer
 
 RENDERER = create_renderer(tiny_tokenizer(), Qwen3RendererConfig(enable_thinking=False))
@@ -36,12 +32,6 @@ def test_chat_template_and_renderer_write_the_same_without_thinking(tools: list 
         assert tokenizer.encode(str(text), add_special_tokens=False) == rendered
 
 
-def test_chat_template_writes_tool_calls_and_their_results() -> None:
-    text = tiny_tokenizer().apply_chat_template(CONVERSATION, tokenize=False)
-    assert '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>\n' in text
-    assert "<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>user\nThanks" in text
-
-
 def test_tokenizer_is_one_token_a_byte_and_reads_back_any_text() -> None:
     tokenizer = tiny_tokenizer()
     assert len(tokenizer) == tiny_config().vocab_size == 265
@@ -49,12 +39,3 @@ def test_tokenizer_is_one_token_a_byte_and_reads_back_any_text() -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert len(ids) == len("naïve 日本 \n\t".encode()) + 1
     assert tokenizer.decode(ids) == text
-
-
-def test_saved_tokenizer_is_the_same_tokenizer(tmp_path: Path) -> None:
-    tiny_tokenizer().save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    text = prompt_text("Reverse", "abcd")
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.encode(text, add_special_tokens=False) == tiny_tokenizer().encode(text, add_special_tokens=False)
-    assert loaded.eos_token == "<|im_end|>"

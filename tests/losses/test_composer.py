@@ -127,50 +127,6 @@ def test_value_gradient_and_metrics_equal_the_formulas(
     assert_equals_reference(batch, torch.float32, 2e-5, **kwargs)
 
 
-def upstream_dppo_kl(inputs, low=0.2, high=0.2, adv_tau=1.0, kl_tau=1e-3):
-    """PRIME-RL's DPPO+KL as its definition reads (notes: the low bound holds wherever the advantage is <= 0)."""
-    log_ir = inputs.trainer_logprobs - inputs.inference_logprobs
-    moved = inputs.trainer_logprobs.exp() - inputs.inference_logprobs.exp()
-    keep = inputs.loss_mask & ~torch.where(inputs.advantages > 0, moved > high, moved < -low)
-    per_token = -(keep * adv_tau * inputs.advantages * log_ir.exp()) + kl_tau * inputs.loss_mask * log_ir**2
-    weights = 1.0 if inputs.loss_weights is None else inputs.loss_weights
-    return LossOutputs(loss=(per_token * weights).sum(), metrics={})
-
-
-@pytest.mark.parametrize("signs", ["mixed", "positive", "negative", "zero"])
-@pytest.mark.parametrize("masked", [0.0, 0.5, 1.0])
-def test_without_replay_it_is_upstreams_loss(signs, masked):
-    batch = make_batch(np.random.default_rng(7), 512, signs=signs, masked=masked)
-    ours, our_gradient = run(batch, ratio_cap=math.inf)
-    theirs, their_gradient = run(batch, loss=upstream_dppo_kl)
-    scale = 1.0 + run_reference(batch, ratio_cap=math.inf).magnitude
-    assert abs(ours.loss - theirs.loss).item() <= 1e-6 * scale
-    torch.testing.assert_close(our_gradient, their_gradient, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("taught", [0.0, 1.0])
-def test_gradcheck_in_fp64(taught):
-    # The teacher's pull is detached: a numeric gradient agrees only where the clip holds it constant (refs far below).
-    batch = make_batch(np.random.default_rng(3), 24)
-    batch["refs"] = np.full(24, -50.0 if taught else 0.0)
-    streams = {name: torch.tensor(values) for name, values in batch.items()}
-
-    def loss(trainer):
-        return composer_loss(
-            LossInputs(
-                trainer_logprobs=trainer,
-                inference_logprobs=streams["inference"].double(),
-                advantages=streams["advantages"].double(),
-                loss_mask=streams["mask"],
-                ref_logprobs=streams["refs"].double(),
-                loss_weights=streams["weights"].double(),
-            ),
-            **FULL,
-        ).loss
-
-    assert torch.autograd.gradcheck(loss, streams["trainer"].double().requires_grad_())
-
-
 @pytest.mark.parametrize("num_tokens", [0, 5])
 def test_an_empty_mask_gives_zero_with_a_graph_and_the_same_metric_names(num_tokens):
     batch = make_batch(np.random.default_rng(0), num_tokens, masked=1.0)
@@ -204,37 +160,6 @@ def test_trust_region_metrics_count_the_dropped_tokens():
     assert metrics["masked_mismatch_kl"].item() == pytest.approx(exact, rel=1e-12)
 
 
-def test_a_missing_teacher_number_removes_only_that_tokens_replay_term():
-    rng = np.random.default_rng(5)
-    batch = make_batch(rng, 12, masked=0.0, taught=1.0)
-    batch["refs"] = -rng.uniform(0.1, 1.0, 12).astype(np.float32)
-    whole, whole_gradient = run(batch, **FULL)
-    _, bare_gradient = run(batch | {"refs": None}, **FULL)
-    for index, missing in enumerate([0.0, math.nan, math.inf, -math.inf]):
-        holed = batch | {"refs": batch["refs"].copy()}
-        holed["refs"][index] = missing
-        outputs, gradient = run(holed, **FULL)
-        wanted = whole_gradient.clone()
-        wanted[index] = bare_gradient[index]
-        torch.testing.assert_close(gradient, wanted, rtol=0, atol=0)
-        assert outputs.metrics["num_teacher_tokens"] == whole.metrics["num_teacher_tokens"] - 1
-
-
-@pytest.mark.parametrize(("weight", "metric"), [("kl_tau", "kl_loss"), ("replay_tau", "replay_loss")])
-def test_a_term_of_weight_zero_vanishes(weight, metric):
-    batch = make_batch(np.random.default_rng(11), 64, taught=1.0)
-    outputs, gradient = run(batch, torch.float64, **FULL | {weight: 0.0})
-    wanted = run_reference(batch, **FULL | {weight: 0.0})
-    full, full_gradient = run(batch, torch.float64, **FULL)
-    assert outputs.metrics[metric].item() == 0.0 != full.metrics[metric].item()
-    assert outputs.loss.item() == pytest.approx((full.loss - full.metrics[metric]).item(), abs=1e-12)
-    assert gradient.tolist() == pytest.approx(wanted.gradient, abs=1e-12)
-    assert not torch.equal(gradient, full_gradient)
-    if weight == "replay_tau":
-        untaught, untaught_gradient = run(batch | {"refs": None}, torch.float64, **FULL | {weight: 0.0})
-        assert torch.equal(outputs.loss, untaught.loss) and torch.equal(gradient, untaught_gradient)
-
-
 def overflow_batch(advantage, mask):
     return {
         "trainer": np.array([0.0, -1.0]),
@@ -245,10 +170,9 @@ def overflow_batch(advantage, mask):
 
 
 @pytest.mark.parametrize(("advantage", "mask"), [(1.0, [False, True]), (1.0, [True, True]), (0.0, [False, True])])
-def test_where_a_dropped_or_masked_token_overflows_upstream_is_nan_and_ours_is_finite(advantage, mask):
+def test_where_a_dropped_or_masked_token_overflows_ours_is_finite(advantage, mask):
+    """Upstream's is NaN there."""
     batch = overflow_batch(advantage, mask)
-    theirs, their_gradient = run(batch, loss=upstream_dppo_kl)
-    assert theirs.loss.isnan() and their_gradient[0].isnan()
     outputs, gradient = run(batch)
     wanted = run_reference(batch)
     assert outputs.loss.item() == pytest.approx(wanted.loss, rel=1e-6)
@@ -294,18 +218,6 @@ def test_nothing_on_a_masked_token_reaches_value_or_gradient():
         assert outputs.metrics == wanted.metrics
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logprobs_are_worked_on_in_fp32(dtype):
-    batch = make_batch(np.random.default_rng(4), 32)
-    rounded = {name: torch.tensor(batch[name]).to(dtype).float().numpy() for name in ("trainer", "inference")}
-    half, half_gradient = run(batch | rounded, dtype, kl_tau=0.05)
-    single = {name: torch.tensor(v).to(dtype).float().numpy() if name != "mask" else v for name, v in batch.items()}
-    full, full_gradient = run(single, kl_tau=0.05)
-    assert half.loss.dtype == torch.float32 and half_gradient.dtype == dtype
-    assert torch.equal(half.loss, full.loss)
-    torch.testing.assert_close(half_gradient, full_gradient.to(dtype), rtol=0, atol=0)
-
-
 class OldRecord:
     """PRIME-RL 0.4 to 0.6: the teacher has another name, and there are no weights."""
 
@@ -325,16 +237,6 @@ def test_records_of_older_versions_are_read():
     new, new_gradient = run(batch, **FULL)
     assert torch.equal(old.loss, new.loss) and torch.equal(old_gradient, new_gradient)
     assert new.metrics["num_teacher_tokens"] > 0
-
-
-def test_two_sequences_packed_cost_what_they_cost_apart():
-    rng = np.random.default_rng(9)
-    first, second = make_batch(rng, 17), make_batch(rng, 5)
-    packed = {name: np.concatenate([first[name], second[name]]) for name in first}
-    together, gradient = run(packed, torch.float64, **FULL)
-    (one, one_gradient), (two, two_gradient) = (run(b, torch.float64, **FULL) for b in (first, second))
-    assert together.loss.item() == pytest.approx((one.loss + two.loss).item(), rel=1e-12)
-    assert torch.equal(gradient, torch.cat([one_gradient, two_gradient]))
 
 
 def has_compiler() -> bool:

@@ -150,22 +150,6 @@ def test_all_of_the_vocabulary_gives_the_full_divergence(name):
     assert outputs.metrics["student_tail"].item() == pytest.approx(LEAST * len(pairs), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_candidates_and_tail_give_the_divergence_of_the_coarsened_distributions(name):
-    student, teacher, inputs = draw(6, k=5)
-    inputs.teacher_logprobs, ids = teacher.topk(5)
-    inputs.student_logprobs, inputs.weights = student.gather(1, ids), None
-    outputs, _ = run(inputs, tau=1.0, divergence=name, **ALL[name])
-    exact = 0.0
-    for token in inputs.mask.nonzero().flatten().tolist():
-        rest = [one for one in range(30) if one not in ids[token].tolist()]
-        s, t = (
-            [*one[token, ids[token]].exp().tolist(), one[token, rest].exp().sum().item()] for one in (student, teacher)
-        )
-        exact += reference_divergence(s, t, name, **ALL[name])
-    assert outputs.loss.item() == pytest.approx(exact, rel=1e-9)
-
-
 @pytest.mark.parametrize("alpha", [0.25, 0.5])
 def test_jsd_is_that_of_sdpo_on_the_students_top_k_with_a_tail(alpha):
     student, teacher, inputs = draw(8, k=5)

@@ -327,17 +327,6 @@ async def test_as_many_of_the_likeliest_tokens_as_are_asked_for_stand_beside_the
 
 
 @on_site
-async def test_scores_are_those_of_the_weights_the_server_holds_now(site: Site) -> None:
-    prompt = prompt_of(12)
-    for version in (0, 1):
-        await site.update(version)
-        answer = await site.generate(prompt, max_tokens=1, prompt_logprobs=1)
-        entries = zip(answer["prompt_logprobs"][1:], prompt[1:], strict=True)
-        given = [entry[str(token)]["logprob"] for entry, token in entries]
-        assert given == pytest.approx(score(site.policies[version], prompt[:1], prompt[1:]), abs=1e-4)
-
-
-@on_site
 async def test_text_and_tokens_are_those_of_the_models_own_tokenizer(site: Site) -> None:
     tokenizer, text = load_tokenizer(site.folders[0]), "Reverse: abcd<|im_end|>\n"
     answer = await site.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})

@@ -15,14 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
-import verifiers.v1 as vf
 from openai import AsyncOpenAI
 from renderers import create_renderer
 from renderers.client import generate
 from renderers.configs import Qwen3RendererConfig
-from verifiers.v1.clients.train import TrainClient
-from verifiers.v1.configs.client import TrainClientConfig
-from verifiers.v1.dialects import ChatDialect
 
 from composer_prime.bearer import SITE_TOKEN, headers, new_token
 from composer_prime.config import SiteSettings
@@ -113,28 +109,6 @@ def test_renderers_own_client_gets_tokens_and_their_logprobs(server: Process, mo
     assert 1 <= len(result["completion_ids"]) <= 8
     expected = score(load_policy(model_dir), result["prompt_ids"], result["completion_ids"])
     assert result["completion_logprobs"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_verifiers_train_client_gets_a_turn(server: Process, model_dir: Path, run_async) -> None:
-    config = TrainClientConfig(
-        base_url=f"{server.url}/v1",
-        headers=headers(TOKEN),
-        renderer=Qwen3RendererConfig(enable_thinking=False),
-        renderer_model_name=str(model_dir),
-        multiplex=1,
-    )
-
-    async def ask() -> Any:
-        client = TrainClient(config)
-        try:
-            body = {"model": "tiny", "messages": MESSAGES}
-            return await client.get_response(ChatDialect(), body, vf.Sampling(temperature=0.8, max_tokens=6))
-        finally:
-            await client.close()
-
-    response = run_async(ask())
-    assert len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs) > 0
-    assert response.finish_reason in ("stop", "length")
 
 
 def test_a_server_that_is_started_again_has_the_newest_weights_from_its_first_answer_on(

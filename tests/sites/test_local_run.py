@@ -16,7 +16,7 @@ from rich.console import Console
 
 from composer_prime import metrics
 from composer_prime.config import Recipe, RunPaths, SiteSettings
-from composer_prime.errors import BadInput, ConfigError, SiteRevoked, StoreUnusable
+from composer_prime.errors import BadInput, ConfigError, SiteRevoked
 from composer_prime.metrics import MetricsTape
 from composer_prime.sites.embedded.folder import check_same_recipe, claim_run_folder, claim_site_folder
 from composer_prime.sites.embedded.local_run import Surroundings, _View, run_local, run_site
@@ -243,24 +243,10 @@ def test_a_bucket_with_a_run_of_the_name_is_refused(tmp_path: Path) -> None:
         run_local(small_recipe(tmp_path, outer=outer), False, surroundings(tmp_path))
 
 
-def test_a_store_that_cannot_be_written_is_refused_before_any_site_starts(tmp_path: Path) -> None:
-    (tmp_path / "store").touch()
-    recipe = small_recipe(tmp_path, outer={"inner_steps": 4, "fragments": 2, "store": str(tmp_path / "store")})
-    with pytest.raises(StoreUnusable, match="store"):
-        run_local(recipe, False, surroundings(tmp_path))
-    assert not RunPaths.of(recipe).sites.exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"outer": {"inner_steps": 4, "fragments": 2, "store": "memory://x"}}, "lives in one process"),
-        ({"site": {"backend": "prime-rl"}}, "site.backend"),
-    ],
-)
-def test_what_cannot_run_as_processes_of_ours_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run_local(small_recipe(tmp_path, **changes), False, surroundings(tmp_path))
+def test_a_store_that_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
+    outer = {"inner_steps": 4, "fragments": 2, "store": "memory://x"}
+    with pytest.raises(ConfigError, match="lives in one process"):
+        run_local(small_recipe(tmp_path, outer=outer), False, surroundings(tmp_path))
 
 
 def test_a_model_that_is_none_is_bad_input_in_one_line(tmp_path: Path) -> None:

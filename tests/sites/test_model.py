@@ -138,14 +138,3 @@ def test_hub_id_that_cannot_be_had_shows_the_cause(tmp_path: Path, monkeypatch: 
         resolve_model("some-org/no-model", 0, tmp_path)
     with pytest.raises(ModelError, match=r"a b c.*can't be downloaded.*HFValidationError"):
         resolve_model("a b c", 0, tmp_path)
-
-
-def test_command_prints_the_folder_last_or_exits_with_two(tmp_path: Path) -> None:
-    folder = save_random_tiny(tmp_path / "model")
-    command, where = [sys.executable, "-m", "composer_prime.sites.embedded.model"], ["0", str(tmp_path), "cpu"]
-    found = subprocess.run([*command, str(folder), *where], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, str(folder))
-    lost = subprocess.run([*command, "./nowhere", *where], capture_output=True, text=True, check=False)
-    assert lost.returncode == 2
-    assert lost.stderr.splitlines()[-1].startswith("error: model.name (./nowhere) doesn't exist")
-    assert "Traceback" not in lost.stderr

@@ -53,10 +53,6 @@ def test_rows_are_stacked_up_to_the_token_limit_and_a_long_one_stands_alone():
     assert [batch.input_ids.shape[0] for batch in pack(samples, SEQ_LEN, micro_tokens=5)] == [1] * 7
 
 
-def test_no_samples_make_no_micro_batches():
-    assert pack([], SEQ_LEN) == []
-
-
 def test_a_sample_longer_than_a_row_is_refused_with_the_remedy():
     with pytest.raises(SiteError, match=r"33 tokens.*seq_len \(32\): raise seq_len"):
         pack([random_sample(random.Random(0), 33)], SEQ_LEN)
@@ -82,21 +78,6 @@ def test_packed_logprobs_equal_those_of_each_sample_alone(overrides):
         for tokens, trained, found in zip(*map(batch.split, streams), strict=True):
             wanted = torch.tensor(alone[tuple(tokens.tolist())])[trained]
             torch.testing.assert_close(found[trained], wanted, rtol=0, atol=1e-5)
-
-
-def test_the_gradient_of_a_packed_batch_is_the_sum_of_the_samples_gradients():
-    model = random_policy()
-    samples = random_samples(4, 12)
-
-    def gradient(groups):
-        model.zero_grad()
-        for group in groups:
-            for batch in pack(group, SEQ_LEN):
-                trainer_logprobs(model, batch)[0].square().sum().backward()
-        return torch.cat([torch.as_tensor(parameter.grad).flatten() for parameter in model.parameters()])
-
-    packed, alone = gradient([samples]), gradient([[sample] for sample in samples])
-    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-4 * alone.abs().max().item())
 
 
 def test_the_head_computes_logits_for_trained_tokens_alone():

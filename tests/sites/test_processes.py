@@ -1,6 +1,5 @@
 """A child's output, its end, and above all that nothing of it outlives whoever started it."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -35,14 +34,6 @@ def test_a_tail_holds_only_what_this_process_wrote(tmp_path: Path) -> None:
     assert tail(log, 100)[0] == "first"
     assert second.tail(100) == [f"second {n}" for n in range(30)]
     assert second.tail() == [f"second {n}" for n in range(10, 30)]
-
-
-def test_an_answer_on_stdout_stays_apart_from_the_log(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; print('answer'); print('chatter', file=sys.stderr)"]
-    child = Child("test", command, tmp_path / "x.log", env={}, stdout=tmp_path / "out")
-    child.wait(PATIENCE_S)
-    assert (tmp_path / "out").read_text() == "answer\n"
-    assert child.tail() == ["chatter"]
 
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
@@ -105,29 +96,6 @@ def test_what_a_process_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None
     assert child.wait(PATIENCE_S) == 0
     left_behind = int(child.tail()[0])
     wait_until(lambda: is_gone(left_behind), "the group is killed")
-
-
-def test_a_sigkill_takes_down_children_and_their_children(tmp_path: Path) -> None:
-    middle = f"""
-import sys; from pathlib import Path; from composer_prime.sites.embedded.processes import Child
-child = Child("below", [sys.executable, "-c", {SLEEP!r}], Path({str(tmp_path / "below.log")!r}), env={{}})
-print(child.pid, flush=True)
-{SLEEP}
-"""
-    top = f"""
-import sys; from pathlib import Path; from composer_prime.sites.embedded.processes import Child
-child = Child("middle", [sys.executable, "-c", {middle!r}], Path({str(tmp_path / "middle.log")!r}), env={{}})
-print(child.pid, flush=True)
-{SLEEP}
-"""
-    with subprocess.Popen([sys.executable, "-c", top], stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout
-        middle_pid = int(killed.stdout.readline())
-        wait_until(lambda: tail(tmp_path / "middle.log", 1), "the grandchild runs")
-        below_pid = int(tail(tmp_path / "middle.log", 1)[0])
-        assert not is_gone(middle_pid) and not is_gone(below_pid)
-        os.kill(killed.pid, signal.SIGKILL)
-    wait_until(lambda: is_gone(middle_pid) and is_gone(below_pid), "both are gone")
 
 
 def test_two_processes_of_one_log_that_run_at_once_each_give_their_own_answer(tmp_path: Path) -> None:

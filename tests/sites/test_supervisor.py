@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from composer_prime.config.settings import WITHOUT_WEIGHTS, SiteSettings
 from composer_prime.errors import BadInput, ProcessCrashed
 from composer_prime.metrics import SITE_WALL_S, read_tape
-from composer_prime.sites.embedded.ports import claim_port, is_free
 from composer_prime.sites.embedded.supervisor import (
     MAX_RESTARTS,
     ROLES,
@@ -175,16 +173,3 @@ def test_a_site_runs_once_in_its_folder(tmp_path: Path) -> None:
     first.stop()
     second.start()
     second.stop()
-
-
-def test_a_port_in_use_is_refused_by_name_and_a_free_one_is_found() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        assert not is_free(port)
-        with pytest.raises(BadInput, match=rf"inference\.server\.port \({port}\) is in use"):
-            claim_port(port, set())
-    taken: set[int] = set()
-    assert claim_port(port, taken) == port
-    assert len({claim_port(None, taken) for _ in range(10)}) == 10

@@ -38,10 +38,6 @@ def test_a_stream_of_none_returns_without_teachers(num_streams: int) -> None:
             assert same(after, before or Candidates.none(20, 4))
 
 
-def test_one_stream_costs_64_bytes_a_token_at_k_8() -> None:
-    assert pack(Candidates.none(10, 8), None, 1).nbytes == 640
-
-
 @pytest.mark.parametrize("rows", [2, 4])
 def test_zeros_mean_no_teacher(rows: int) -> None:
     for found in unpack(np.zeros((5, rows, 3), np.int32)):

@@ -18,7 +18,7 @@ from composer_prime.config.recipe import RendererConfig
 from composer_prime.sites.embedded.renderer_choice import renderer_settings
 from composer_prime.sites.embedded.tools.in_process import ToolsetThread
 from tiny_policy.built_in import conversations
-from tiny_policy.built_in.conversations import Conversation, Segment, opening, shares, tools_json
+from tiny_policy.built_in.conversations import Conversation, Segment, opening, tools_json
 from tiny_policy.built_in.models import BUILT_IN
 from tiny_policy.built_in.phrases import PHRASES
 from tool_letters import BoxState, BoxTools, ToolLettersData
@@ -119,7 +119,3 @@ def test_phrases_are_tokens_of_their_own_and_letters_stand_for_themselves() -> N
         assert TOKENIZER.decode(TOKENIZER.encode(f'": "{letter}"}}}}\n', add_special_tokens=False)[1:2]) == letter
     text = "any text, 'quoted' and {braced}: \u00e4\u4e2d <b>"
     assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
-
-
-def test_what_decides_the_conversations_can_be_a_cache_key() -> None:
-    assert json.loads(json.dumps(shares()))

@@ -53,26 +53,6 @@ def test_sites_of_one_and_two_ranks_end_with_the_same_masters_and_weights(tmp_pa
     verifier.check(0, lambda version: None)
 
 
-def test_what_is_broadcast_after_a_round_is_the_master_at_every_site(tmp_path: Path) -> None:
-    uri = announced(tmp_path / "bucket", quorum=2)
-    first, second = site(tmp_path, "a", uri).start(), site(tmp_path, "b", uri).start()
-    first.finish()
-    second.finish()
-    for step in (0, 4, 8):
-        assert_same(first.broadcast(step), second.broadcast(step))
-    assert [(one["step"], one["outer/round"]) for one in metrics(first)][3] == (4, 1)
-
-
-def test_a_killed_trainer_that_resumes_loses_no_round(alone: Trainer, tmp_path: Path) -> None:
-    uri = announced(tmp_path / "bucket")
-    trainer = site(tmp_path, "a", uri, die_at_step=6).start()
-    assert trainer.wait()[0] == -9
-    assert (trainer.folder / "checkpoints" / "outer" / "step_4.pt").is_file()
-    trainer.start(resume=4, die_at_step=None).finish()
-    assert_same(trainer.broadcast(8), alone.broadcast(8))
-    assert masters(trainer) == masters(alone)
-
-
 def test_a_checkpoint_resumes_at_another_number_of_ranks(tmp_path: Path) -> None:
     uri = announced(tmp_path / "bucket", rounds=3)
     trainer = site(tmp_path, "a", uri, num_ranks=2).start()

@@ -198,12 +198,6 @@ def test_an_announced_run_is_not_founded_where_two_of_racing_writers_win(
     assert bucket.list("") == [keys.founding()]
 
 
-def test_outside_a_trainer_an_outer_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "is_loaded", lambda: False)
-    with pytest.raises(ConfigError, match="the outer run /nowhere is named, and no PRIME-RL's trainer makes its loss"):
-        outer.install(OUTER)
-
-
 def test_in_a_trainer_that_makes_its_loss_elsewhere_a_run_is_refused_in_one_line_and_none_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,26 +263,6 @@ def test_a_loss_may_return_more_but_need_not(
     with pytest.raises(SystemExit):
         trainer(OUTER)
     assert "lacks LossOutputs(loss, metrics)" in line(capsys)
-
-
-@pytest.mark.parametrize(
-    ("files", "name"),
-    [
-        (("utils/monitor/__init__.py",), "v0.8.0"),
-        (("monitors/__init__.py",), "559b447"),
-        (("monitors/__init__.py", "trainer/runs.py"), "559b447"),
-    ],
-)
-def test_versions_are_told_by_their_files(
-    files: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for file in files:
-        path = tmp_path / "prime_rl" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "prime_rl", raising=False)
-    assert versions.detect().name == name
 
 
 def test_without_prime_rl_the_versions_to_install_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from composer_prime.sync.terms import terms_of
 from composer_prime.waiting import WAIT_S, Waits
 from tests.architecture import REPOSITORY
 from tests.patience import PATIENCE_S, wait_until
+from tests.sites.fake_site import is_gone
 from tests.sites.prime_rl.recipes import prime_recipe
 
 FAKE = Path(__file__).with_name("fake_rl.py")
@@ -407,6 +408,7 @@ def layout(tmp_path: Path, *files: str) -> Path:
     [
         (("utils/monitor/__init__.py",), "0.8.0"),
         (("monitors/__init__.py",), "559b447"),
+        (("monitors/__init__.py", "trainer/runs.py"), "559b447"),
     ],
 )
 def test_the_version_is_asked_of_the_python_beside_rl(
@@ -474,12 +476,4 @@ def test_a_launcher_that_is_killed_leaves_no_rl_behind(tmp_path: Path, rl: Path)
     process.communicate(timeout=PATIENCE_S)
     wait_until((site / "terminated").exists, "rl was asked to end")
     pid = json.loads((site / "seen.json").read_text())["pid"]
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "rl is gone")
-    assert (site / "terminated").exists()
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_until(lambda: is_gone(pid), "rl is gone")

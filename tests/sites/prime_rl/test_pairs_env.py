@@ -235,10 +235,6 @@ def test_the_reference_which_doesnt_move_is_asked_once_for_a_pair(tmp_path: Path
     assert counts[0] == counts[1]
 
 
-def test_a_pairs_scores_have_a_limit_by_default(tmp_path: Path) -> None:
-    assert env_config(write(tmp_path / "pairs", pairs(1))).timeout.episode == 120
-
-
 def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path, models: Models) -> None:
     with serving_teacher(FakeTeacher(decode=lambda text: text.upper())) as url:
         config = env_config(write(tmp_path / "pairs", pairs(1)), pairs={}, reference={"base_url": url})

@@ -121,16 +121,6 @@ def test_under_torchrun_itself_two_ranks_join_or_end_in_one_line(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_told_two_runs_or_none_ends_in_one_line(tmp_path: Path) -> None:
-    two = started(tmp_path / "1", outer_env("/here", "a"), env_vars=outer_env("/there", "a"))
-    none = started(tmp_path / "2", {"COMPOSER_PRIME_OUTER": ""})
-    for trainer, named in ((two, "is /here and trainer.env_vars.COMPOSER_PRIME_OUTER is /there"), (none, "no bucket")):
-        code, output = trainer.wait()
-        (said,) = [line for line in output.splitlines() if line.startswith("composer-prime: ")]
-        assert code == 2 and named in said and "Traceback" not in output
-
-
-@pytest.mark.slow
 def test_a_trainer_that_comes_to_its_first_step_alone_ends(tmp_path: Path) -> None:
     early = changed(
         tmp_path / "early", TRAIN, "import os\n", "import os\n\nimport composer_prime.sites.prime_rl.outer\n"

@@ -1,13 +1,11 @@
 """What PRIME-RL is given to read: the recipe's own settings untouched, ours added, in the installed version's keys."""
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer_prime.config.toml import to_toml
 from composer_prime.errors import ConfigError
 from composer_prime.sites.embedded.folder import flat
 from composer_prime.sites.prime_rl.placement import Ports
@@ -20,12 +18,6 @@ FOLDER = Path("/runs/test/sites/b")
 def rendered(version: str, files: SiteFiles | None = None, **tables: Any) -> dict[str, Any]:
     """One site's rendering, by dotted name."""
     return flat(render(prime_recipe(**tables), version, files or SiteFiles("b", FOLDER)))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_text_reads_back_to_what_was_rendered(version: str) -> None:
-    data = render(prime_recipe(), version, SiteFiles("b", FOLDER))
-    assert tomllib.loads(to_toml(data)) == data
 
 
 def test_the_newest_version_gets_the_recipe_as_it_stands_and_our_keys() -> None:

@@ -24,8 +24,7 @@ def environment(
     shared: Build = list,
     reward: Callable[[vf.Trace], float] = lambda trace: 1.0,
     state: type[vf.State] = vf.State,
-    prompt: str | None = "Go",
-    env: type[vf.Env] | None = None,
+    prompt: str = "Go",
 ) -> ModuleType:
     """A module as a taskset's package is one: `tools` builds each rollout's toolsets, `shared` the taskset's."""
 
@@ -47,7 +46,7 @@ def environment(
             return [Exercise(vf.TaskData(prompt=prompt), self.config.task)]
 
     module = ModuleType(f"made_up_tools_{next(_counter)}")
-    vars(module).update(Exercises=Exercises, Env=env, __all__=["Exercises", *(["Env"] if env else [])])
+    vars(module).update(Exercises=Exercises, __all__=["Exercises"])
     return module
 
 

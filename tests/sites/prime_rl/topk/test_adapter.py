@@ -236,12 +236,6 @@ def test_without_a_teacher_loss_metrics_and_gradient_are_stock_to_the_bit(kind: 
             assert torch.equal(one, other)
 
 
-def test_the_heads_output_holds_the_logits_whose_backward_needs_the_parameters() -> None:
-    loop = Loop(head(FusedOutputLinear), DistillConfig())
-    list(loop.losses(batch()))
-    assert loop.outputs[0][OUTPUT].shape == (10, K + 1) and loop.outputs[0][OUTPUT].requires_grad
-
-
 def test_a_weights_schedule_goes_by_upstreams_steps() -> None:
     config = DistillConfig(hint_tau=0.0, replay_tau=Schedule(start=0.0, end=4.0, steps=2))
     stock = next(Loop(head(FusedOutputLinear), None).losses(batch()))[0]

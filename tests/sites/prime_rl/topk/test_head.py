@@ -81,19 +81,6 @@ def test_fp32_logprobs_and_gradients_are_within_1e_6_of_the_whole_fp64_softmax(
         assert (mine.double() - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_the_functions_own_gradient_is_its_values_slope(monkeypatch: pytest.MonkeyPatch, softcap: float | None) -> None:
-    monkeypatch.setattr(head, "CHUNK_ROWS", 3)
-    given = problem(torch.float64)
-    lookup = Lookup.of(given["rows"][:7], given["ids"][:7])
-    leaves = [given[name].requires_grad_() for name in ("hidden", "weight", "bias")]
-
-    def logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return logits_at(hidden, weight, lookup, bias=bias, softcap=softcap, temperature=given["temperature"])
-
-    assert torch.autograd.gradcheck(logits, leaves)
-
-
 def test_a_tied_weight_gets_the_embeddings_and_the_heads_gradient() -> None:
     given = problem(torch.float64)
     tokens = torch.arange(N) % V
