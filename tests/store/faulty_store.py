@@ -174,7 +174,9 @@ class FaultyStore(Store):
         """Do a write and note when its key came to be, as far as the plan needs it."""
         is_new = bool(self._plan.stale_list) and key not in self._inner.list(key)
         done = write()
-        if is_new and done is not False:  # a create that lost wrote nothing
+        if isinstance(done, bool) and not done:  # a create that lost wrote nothing
+            return done
+        if is_new:
             with self._log.lock:
                 self._log.born[key] = self._log.num_operations
         return done
