@@ -6,23 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from composer_prime.config import RunPaths, models_cache, recipe_from_data, run_uri, store_uri
+from composer_prime.config import RunPaths, models_cache, run_uri, store_uri
 from composer_prime.config.toml import to_toml
-from tests.config.recipes import minimal, recipe
+from tests.config.recipes import recipe
 
 OUTER = {"inner_steps": 8, "fragments": 2}
-
-
-def test_a_recipe_reads_back_from_the_toml_it_prints() -> None:
-    original = recipe(outer=OUTER, sites={"count": 2, "overrides": {"a": {"sampling_seed": 3}}})
-    assert recipe_from_data(tomllib.loads(to_toml(original.to_data()))) == original
-
-
-def test_a_recipe_is_frozen() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        recipe().max_steps = 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_rounds_are_whole_outer_steps() -> None:
@@ -72,8 +61,3 @@ VALUES = st.recursive(
 @given(st.dictionaries(TEXT, VALUES, max_size=4))
 def test_toml_text_reads_back_to_the_data_it_was_made_of(data: dict) -> None:
     assert tomllib.loads(to_toml(data)) == data
-
-
-def test_two_empty_recipes_share_nothing_that_can_change() -> None:
-    one, two = recipe_from_data(minimal()), recipe_from_data(minimal())
-    assert one.sites.overrides is not two.sites.overrides

@@ -190,17 +190,6 @@ for sizes in eval(sys.argv[2]):
 # --- what cuts them out, alone ---------------------------------------------------------------------------------------
 
 
-def test_a_value_is_cut_out_wherever_chunks_end() -> None:
-    text = f"a {TOKEN} b {KEY} c {TOKEN}{TOKEN} hf_AbC".encode()
-    whole = Redactor([TOKEN, KEY])
-    expected = whole.feed(text) + whole.flush()
-    assert expected == f"a {HIDDEN} b {HIDDEN} c {HIDDEN}{HIDDEN} hf_AbC".encode()
-    for size in range(1, 80):
-        redactor = Redactor([TOKEN, KEY])
-        pieces = [redactor.feed(text[start : start + size]) for start in range(0, len(text), size)]
-        assert b"".join([*pieces, redactor.flush()]) == expected, f"chunks of {size}"
-
-
 @pytest.mark.parametrize("values", [["abcdef", "abcdefghij"], ["xabcde", "abcdefgh"], ["aaaaaa", "aaaaaaab"]], ids=str)
 def test_values_that_overlap_leave_nothing_of_each_other(values: list[str]) -> None:
     text = f"-{values[1]}-{values[0]}-{values[0]}{values[1][-2:]}".encode()
@@ -221,12 +210,6 @@ def test_an_access_key_s_id_is_a_name_and_stays() -> None:
     keys = Secrets({"AWS_ACCESS_KEY_ID": "composer", "AWS_SECRET_ACCESS_KEY": KEY, "AWS_SESSION_TOKEN": TOKEN})
     assert keys.redact(f"composer-prime {KEY} {TOKEN}") == f"composer-prime {HIDDEN} {HIDDEN}"
     assert list(keys.redact_lines(["composer-prime replica"])) == ["composer-prime replica"]
-
-
-@pytest.mark.parametrize("shown", ['{"k": "a\\"b\\\\c/+="}', "https://h/?k=a%22b%5Cc%2F%2B%3D", 'k=a"b\\c/+='])
-def test_a_value_is_known_as_json_and_in_a_url(shown: str) -> None:
-    redacted = Secrets({"KEY": 'a"b\\c/+='}).redact(shown)
-    assert HIDDEN in redacted and "b" not in redacted.replace(HIDDEN, "")
 
 
 def test_lines_come_out_as_they_come_in() -> None:

@@ -10,21 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from composer_prime.config import load_recipe
 from composer_prime.config.paths import RunPaths
-from composer_prime.config.toml import to_toml
 from composer_prime.metrics import read_tape
 from composer_prime.store import Store, keys, open_store
 from composer_prime.sync.signatures import SigningKey
 from composer_prime.volunteers.contribution import contribution
 from composer_prime.volunteers.host import Invitee, invite
-from tests.integration.local_runs import QUICK, REPOSITORY, started, wait_until
-from tests.integration.test_volunteers import EXECUTABLE, SECRETS
+from tests.integration.local_runs import started, wait_until
+from tests.integration.test_volunteers import EXECUTABLE, SECRETS, write_recipe
 from tests.servers import S3Server
 from tests.servers.certificate import write_certificate
 from tests.servers.forward_proxy import ForwardProxy, forward_proxy, tls_front
@@ -87,32 +85,14 @@ def merged_tokens(store: Store) -> int:
     return contribution(store, "alice").merged_tokens
 
 
-def write_recipe(folder: Path, uri: str, owner: SigningKey) -> Path:
-    """The demo's, made quick."""
-    first = SigningKey.generate()
-    first.save(folder / "a.key")
-    changes: dict[str, Any] = QUICK | {
-        "max_steps": 4000,
-        "orchestrator.train.filter_zero_advantages": "false",
-        "outer.store": uri,
-        "outer.owner": owner.public,
-        "sites.count": 1,
-        "site.key_file": str(folder / "a.key"),
-        "output_dir": str(folder / "owner"),
-    }
-    overrides = [part for name, value in changes.items() for part in (f"--{name}", str(value))]
-    path = folder / "recipe.toml"
-    path.write_text(to_toml(load_recipe(REPOSITORY / "recipes/local/two_sites.toml", overrides).to_data()))
-    return path
-
-
 @pytest.fixture
 def hosted(tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     uri, owner, log = store_uri("seaweed"), SigningKey.generate(), tmp_path / "a.log"
-    recipe = write_recipe(tmp_path, uri, owner)
+    changes: dict[str, object] = {"max_steps": 4000, "orchestrator.train.filter_zero_advantages": "false"}
+    recipe = write_recipe(tmp_path, uri, owner, **changes)
     with (
         closing(open_store(f"{uri}/two-sites")) as store,
         forward_proxy({NOWHERE: "127.0.0.1"}) as proxy,

@@ -42,19 +42,12 @@ EXECUTABLE = str(Path(sys.executable).with_name("composer-prime"))
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
-def write_recipe(folder: Path, uri: str) -> Path:
-    """The owner's recipe: the demo's, made quick, with an owner, one site a with a key, and a quorum of two."""
-    owner, first = SigningKey.generate(), SigningKey.generate()
-    owner.save(folder / "owner.key")
-    first.save(folder / "a.key")
-    changes = QUICK | {
-        "max_steps": NUM_STEPS,
-        "outer.store": uri,
-        "outer.owner": owner.public,
-    }
-    changes |= {"outer.quorum": 2, "sites.count": 1, "site.key_file": str(folder / "a.key")}
-    changes |= {"output_dir": str(folder / "owner"), "outer.liveness_s": LIVENESS_S}
-    overrides = [part for name, value in changes.items() for part in (f"--{name}", str(value))]
+def write_recipe(folder: Path, uri: str, owner: SigningKey, **changes: object) -> Path:
+    """The owner's recipe: the demo's, made quick, with an owner and one site a with a key, but for `changes`."""
+    SigningKey.generate().save(folder / "a.key")
+    owned = {"outer.store": uri, "outer.owner": owner.public, "output_dir": str(folder / "owner")}
+    values = {**QUICK, **owned, "sites.count": 1, "site.key_file": str(folder / "a.key"), **changes}
+    overrides = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     path = folder / "recipe.toml"
     path.write_text(to_toml(load_recipe(REPOSITORY / "recipes/local/two_sites.toml", overrides).to_data()))
     return path
@@ -74,7 +67,10 @@ def test_a_volunteer_that_sleeps_is_killed_and_pauses_ends_with_the_owners_maste
     tmp_path: Path, store_uri: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = store_uri("seaweed")
-    recipe, invitation = write_recipe(tmp_path, uri), tmp_path / "alice.invitation"
+    owner, invitation = SigningKey.generate(), tmp_path / "alice.invitation"
+    owner.save(tmp_path / "owner.key")
+    waiting = {"max_steps": NUM_STEPS, "outer.quorum": 2, "outer.liveness_s": LIVENESS_S}
+    recipe = write_recipe(tmp_path, uri, owner, **waiting)
     ours, theirs = RunPaths(tmp_path / "owner" / "two-sites"), RunPaths(tmp_path / "alice" / "two-sites")
     logs = [tmp_path / f"{name}.log" for name in ("a", "join", "again")]
     store = open_store(f"{uri}/two-sites")

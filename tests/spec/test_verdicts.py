@@ -244,6 +244,10 @@ VOID: dict[str, tuple[str, Forgery]] = {
     ),
     "a payload that was taken": ("was taken by an earlier round", moved_by_a("a", back=1, at=1)),
     "a payload too old": ("rounds may lie between", moved_by_a("a", at=3)),
+    "a payload of a round to come": (
+        "rounds may lie between",
+        lambda forger: of_a(payload=keys.payload(0, LAST + 1, "a", str(forger.offers()["a"].sha256)))(forger),
+    ),
     "a copy of this round": ("a copy", moved_by_a("b")),
     "a copy of the round before": ("an earlier round took: a copy", moved_by_a("b", back=1)),
     "offers without a signature": (

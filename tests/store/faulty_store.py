@@ -1,8 +1,7 @@
 """A store that fails on purpose, by a seeded plan: for tests, simulations and dress rehearsals.
 
 Faults are those that a sound object store, seen over a bad network, may show: lost requests, lost answers, transfers
-that break midway, latency and late listings. Reads that lag behind writes are no such fault, and happen only when a
-plan asks for them.
+that break midway, latency and late listings. Reads that lag behind writes are no such fault, and never happen.
 """
 
 import random
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from composer_prime.errors import KeyMissing, StoreError
+from composer_prime.errors import StoreError
 from composer_prime.store.base import Store
 
 T = TypeVar("T")
@@ -30,8 +29,7 @@ class FaultPlan:
                    no byte; a write has happened whole or not at all, as the seed has it. No store keeps half of it.
     own_retry      a create's answer is lost and the client sends it again, so that it meets its own first try.
     latency        the operation waits up to `latency_s` seconds before it acts.
-    stale_list     a list misses keys first written within the last `stale_operations` operations or `stale_s` seconds.
-    stale_read     a read shows what stood before a write within that same window. No sound store does this.
+    stale_list     a list misses keys first written within the last `stale_operations` operations.
     """
 
     seed: int = 0
@@ -42,9 +40,7 @@ class FaultPlan:
     latency: float = 0.0
     latency_s: float = 0.1
     stale_list: float = 0.0
-    stale_read: float = 0.0
     stale_operations: int = 10
-    stale_s: float = 0.0
 
 
 @dataclass
@@ -53,24 +49,8 @@ class WriteLog:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     num_operations: int = 0
-    writes: dict[str, "_Write"] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Moment:
-    """When something happened: after how many operations, and at what time on the clock."""
-
-    operation: int
-    at_s: float
-
-
-@dataclass(frozen=True)
-class _Write:
-    """The last write of a key, the bytes before it, and when the key came to be, if we saw that."""
-
-    written: _Moment
-    born: _Moment | None
-    before: bytes | None
+    born: dict[str, int] = field(default_factory=dict)
+    """By key that came to be under our eyes: after how many operations."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +65,6 @@ class _Draw:
     own_retry: bool
     latency_s: float
     stale_list: bool
-    stale_read: bool
 
 
 class FaultyStore(Store):
@@ -101,14 +80,12 @@ class FaultyStore(Store):
         plan: FaultPlan,
         *,
         sleep: Callable[[float], object] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
         writes: WriteLog | None = None,
     ) -> None:
-        """`sleep` and `clock` may be virtual; `writes` may be shared by the stores of several sites."""
+        """`sleep` may be virtual; `writes` may be shared by the stores of several sites."""
         self._inner = inner
         self._plan = plan
         self._sleep = sleep
-        self._clock = clock
         self._log = writes or WriteLog()
         self._random = random.Random(plan.seed)
         self._lock = threading.Lock()
@@ -130,16 +107,10 @@ class FaultyStore(Store):
         self._faulty("put", key, lambda draw: self._written(key, lambda: self._inner.put(key, data)))
 
     def get(self, key: str) -> bytes:
-        return self._faulty("get", key, lambda draw: self._read(key, draw, lambda: self._inner.get(key)))
+        return self._faulty("get", key, lambda draw: self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        def act(draw: _Draw) -> bytes:
-            write = self._recent(key) if draw.stale_read else None
-            if write is not None and write.before is not None:
-                return write.before[start : start + length]
-            return self._read(key, draw, lambda: self._inner.get_range(key, start, length))
-
-        return self._faulty("get", key, act)
+        return self._faulty("get", key, lambda draw: self._inner.get_range(key, start, length))
 
     def list(self, prefix: str) -> list[str]:
         def act(draw: _Draw) -> list[str]:
@@ -152,7 +123,7 @@ class FaultyStore(Store):
         def act(draw: _Draw) -> None:
             self._inner.delete(key)
             with self._log.lock:
-                self._log.writes.pop(key, None)
+                self._log.born.pop(key, None)
 
         self._faulty("delete", key, act)
 
@@ -183,8 +154,8 @@ class FaultyStore(Store):
         plan = self._plan
         with self._lock:
             self._num_drawn += 1
-            chances = (plan.error_before, plan.error_after, plan.own_retry, plan.stale_list, plan.stale_read)
-            before, after, own_retry, stale_list, stale_read = (self._random.random() < chance for chance in chances)
+            chances = (plan.error_before, plan.error_after, plan.own_retry, plan.stale_list)
+            before, after, own_retry, stale_list = (self._random.random() < chance for chance in chances)
             is_slow, share = self._random.random() < plan.latency, self._random.random()
             is_torn, torn_at = self._random.random() < plan.torn, self._random.random()
             latency_s = (share * plan.latency_s if is_slow else 0.0) * (torn_at if is_torn else 1.0)
@@ -197,46 +168,20 @@ class FaultyStore(Store):
                 own_retry=own_retry,
                 latency_s=latency_s,
                 stale_list=stale_list,
-                stale_read=stale_read,
             )
 
     def _written(self, key: str, write: Callable[[], T]) -> T:
-        """Do a write and note when, and what it replaced, as far as the plan needs it."""
-        if not (self._plan.stale_list or self._plan.stale_read):
-            return write()
-        try:
-            before = self._inner.get(key)
-        except KeyMissing:
-            before = None
+        """Do a write and note when its key came to be, as far as the plan needs it."""
+        is_new = bool(self._plan.stale_list) and key not in self._inner.list(key)
         done = write()
         if isinstance(done, bool) and not done:  # a create that lost wrote nothing
             return done
-        with self._log.lock:
-            now = _Moment(self._log.num_operations, self._clock())
-            earlier = self._log.writes.get(key)
-            born = now if before is None else earlier.born if earlier else None
-            self._log.writes[key] = _Write(now, born, before)
+        if is_new:
+            with self._log.lock:
+                self._log.born[key] = self._log.num_operations
         return done
-
-    def _read(self, key: str, draw: _Draw, read: Callable[[], bytes]) -> bytes:
-        write = self._recent(key) if draw.stale_read else None
-        if write is None:
-            return read()
-        if write.before is None:
-            raise KeyMissing(f"no object at {key} in {self.uri}")
-        return write.before
 
     def _is_new(self, key: str) -> bool:
         with self._log.lock:
-            write = self._log.writes.get(key)
-            return write is not None and write.born is not None and self._is_recent(write.born)
-
-    def _recent(self, key: str) -> _Write | None:
-        with self._log.lock:
-            write = self._log.writes.get(key)
-            return write if write is not None and self._is_recent(write.written) else None
-
-    def _is_recent(self, moment: _Moment) -> bool:
-        """Whether the moment is inside the window; the log's lock is held."""
-        age = self._log.num_operations - moment.operation
-        return age <= self._plan.stale_operations or self._clock() - moment.at_s < self._plan.stale_s
+            born = self._log.born.get(key)
+            return born is not None and self._log.num_operations - born <= self._plan.stale_operations

@@ -101,17 +101,6 @@ def test_stale_list_misses_what_was_written_within_the_last_operations(inner: Me
     assert store.list("") == ["new", "old"], "late, not lost"
 
 
-def test_stale_list_misses_what_was_written_within_the_last_seconds(inner: MemoryStore) -> None:
-    now = [100.0]
-    plan = FaultPlan(stale_list=1, stale_operations=0, stale_s=5)
-    store = FaultyStore(inner, plan, clock=lambda: now[0])
-    store.create("k", b"")
-    now[0] += 4.9
-    assert store.list("") == []
-    now[0] += 0.2
-    assert store.list("") == ["k"]
-
-
 def test_sites_that_share_a_write_log_list_each_others_writes_late(inner: MemoryStore) -> None:
     writes = WriteLog()
     plan = FaultPlan(stale_list=1, stale_operations=2)
@@ -121,20 +110,7 @@ def test_sites_that_share_a_write_log_list_each_others_writes_late(inner: Memory
     assert [other.list(""), other.list("")] == [[], ["k"]]
 
 
-def test_stale_reads_happen_only_when_asked_for(inner: MemoryStore) -> None:
-    inner.put("k", b"old")
-    store = FaultyStore(inner, FaultPlan(stale_read=1, stale_operations=3))
-    store.put("k", b"new")
-    store.put("absent", b"new")
-    assert (store.get("k"), store.get_range("k", 1, 9)) == (b"old", b"ld")
-    assert store.get("k") == b"new"
-    store.create("late", b"new")
-    for read in (lambda: store.get("late"), lambda: store.get_range("late", 0, 1)):
-        with pytest.raises(KeyMissing):
-            read()
-
-
-PLENTY = FaultPlan(error_before=0.2, error_after=0.2, torn=0.2, own_retry=0.3, stale_list=0.5, stale_read=0.2)
+PLENTY = FaultPlan(error_before=0.2, error_after=0.2, torn=0.2, own_retry=0.3, stale_list=0.5)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

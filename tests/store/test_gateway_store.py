@@ -74,17 +74,6 @@ def test_the_key_comes_from_the_environment_where_none_is_given(
         assert store.get(keys.manifest()) == run.get(keys.manifest())
 
 
-@pytest.mark.parametrize("text", ["", "no key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
-def test_a_file_that_holds_no_key_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
-    (tmp_path / "bad.key").write_text(text)
-    (tmp_path / "bad.key").chmod(0o600)
-    with pytest.raises(ConfigError, match="holds no private key in PEM") as refused:
-        open_store("gateway+https://host/run", tmp_path / "bad.key")
-    assert "AAAA" not in str(refused.value)
-    with pytest.raises(ConfigError, match=r"absent\.key doesn't exist"):
-        open_store("gateway+https://host/run", tmp_path / "absent.key")
-
-
 def test_a_ticket_has_no_text_form_for_its_url() -> None:
     assert "secret" not in repr(Ticket("https://host/?X-Amz-Signature=secret"))
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from composer_prime.config import SiteSettings, settle_site
-from composer_prime.errors import BadInput, CorruptObject, ProtocolError, RunGone, StoreUnusable
+from composer_prime.errors import BadInput, CorruptObject, RunGone, StoreUnusable
 from composer_prime.store import Store, keys
 from composer_prime.sync import site_clock
-from composer_prime.sync.canonical import PROTOCOL
 from composer_prime.sync.deleting import delete_run, refuse_live
 from composer_prime.sync.founding import FoundingRecord, announce, find_founding
 from composer_prime.sync.site_clock import OuterLoop
@@ -35,12 +34,6 @@ def test_another_run_is_not_announced_where_one_was(store):
     with pytest.raises(BadInput, match=r"already to hold another run \(outer\.rounds: run 3, recipe 4\)"):
         announce(store, RECORD.model_copy(update={"terms": make_terms(rounds=4)}))
     assert find_founding(store) == RECORD
-
-
-def test_what_an_older_protocol_announced_is_refused_by_both_numbers(store):
-    store.create(keys.founding(), b'{"protocol":12,"run":"run"}')
-    with pytest.raises(ProtocolError, match=f"json speaks protocol 12, this composer-prime speaks {PROTOCOL}"):
-        announce(store, RECORD)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"{}"], ids=["empty", "garbage", "no fields"])

@@ -55,12 +55,6 @@ def test_old_payloads_offers_and_snapshots_go_and_every_commit_stays(store, cloc
     assert min(versions_of(store, "offers")) == 8 and min(versions_of(store, "payloads")) == 6
 
 
-def test_without_the_option_everything_stays(store, clock):
-    a = HandSite(store, TERMS.model_copy(update={"keep_log": True}), "a", clock)
-    rounds(clock, 9, a)
-    assert versions_of(store, "payloads") == set(range(9)) and 0 in versions_of(store, "masters")
-
-
 def test_what_a_live_or_joining_site_has_pinned_stays(store, clock):
     a, slow = HandSite(store, TERMS, "a", clock), HandSite(store, TERMS, "b", clock)
     for _ in range(12):

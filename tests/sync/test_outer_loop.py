@@ -139,27 +139,6 @@ def test_work_is_carried_over_as_many_missed_rounds_as_it_may_and_dropped_after_
     assert shas(site) == shas(other)
 
 
-def test_a_site_that_joins_a_finished_run_gets_its_masters_and_trains_nothing(store):
-    first = ThreadSite(store, make_terms(), "a")
-    run_sites(first)
-    late = ThreadSite(store, make_terms(), "b", seed=4)
-    run_sites(late)
-    assert late.steps == 0 and shas(late) == shas(first)
-    for left, right in zip(first.net.parameters(), late.net.parameters(), strict=True):
-        assert torch.equal(left, right)
-
-
-def test_an_interrupted_site_comes_back_from_its_checkpoint_and_nothing_is_lost_or_counted_twice(store):
-    terms = make_terms(rounds=4)
-    first = ThreadSite(store, terms, "a", stop_after=7)
-    run_sites(first)
-    back = ThreadSite(store, terms, "a", state=first.saved)
-    run_sites(back)
-    for ledger in back.summary["tokens"]:
-        assert ledger["trained"] == (7 + back.steps) * 10 == ledger["merged"] + ledger["dropped"]
-    assert {event["why"] for event in events(store, "a", "dropped")} <= {"run ended"}
-
-
 def test_interrupt_frees_a_site_that_waits_for_a_quorum_that_never_comes(store):
     site = ThreadSite(store, make_terms(quorum=2), "a")
     site.start()

@@ -107,15 +107,6 @@ def test_a_new_key_of_an_admitted_name_replaces_the_old_one(store):
         HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"]).roster.check_admitted("a")
 
 
-def test_only_the_owners_key_opens_an_owned_run(store):
-    HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
-    with pytest.raises(BadInput, match=r"has an owner, ed25519:.*give the owner's key file with --key"):
-        Owner(store)
-    with pytest.raises(BadInput, match=r"is owned by ed25519:.*give the owner's key file"):
-        Owner(store, KEYS["a"])
-    assert store.list(keys.admissions_prefix()) == []
-
-
 def test_what_makes_no_sense_is_refused_with_the_reason(store):
     HandSite(store, make_terms(), "a", [0.0], key=KEYS["a"], founding=founding("a"))
     owner = Owner(store, OWNER)

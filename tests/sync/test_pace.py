@@ -76,12 +76,12 @@ def test_eight_bodies_run_side_by_side_and_no_more():
     assert crowd.most == 8
 
 
-class Held(MemoryStore):
-    """Payloads wait on their way, as over a slow link, until the gate is open."""
+class HeldUploads(MemoryStore):
+    """Payloads wait on their way, as over a slow link, until the gate is open; so many are waited for first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, num_at_once: int = 1) -> None:
         super().__init__(name)
-        self.gate, self.crowd = threading.Event(), Crowd(PARALLEL_BODIES)
+        self.gate, self.crowd = threading.Event(), Crowd(num_at_once)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         if keys.is_payload(key):
@@ -91,7 +91,7 @@ class Held(MemoryStore):
 
 
 def test_a_site_goes_on_looking_at_the_bucket_while_all_its_fragments_are_being_uploaded(request):
-    store, runtime = Held(request.node.name), ThreadRuntime()
+    store, runtime = HeldUploads(request.node.name, PARALLEL_BODIES), ThreadRuntime()
     net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
     params = LocalParameters(dict(trainable(net.named_parameters())))
     run = create_or_join(store, make_terms(fragments=20, inner_steps=20), "run", "a", params, runtime, Founding())
@@ -208,19 +208,6 @@ class HandClock(ThreadRuntime):
 
     def now(self) -> float:
         return self.time_s
-
-
-class HeldUploads(MemoryStore):
-    """Payloads wait on their way, as over a slow link, until the gate is open."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.gate = threading.Event()
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        if keys.is_payload(key):
-            assert self.gate.wait(PATIENCE_S)
-        super().put(key, data)
 
 
 @pytest.mark.parametrize("sync_delay", [0, 1, 3])

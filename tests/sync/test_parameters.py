@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from composer_prime.outer.fragments import Fragment, plan_fragments, trainable
+from composer_prime.outer.fragments import Fragment, plan_fragments
 from composer_prime.sync.parameters import LocalParameters, RankedParameters
 from tests.sync.ranked_site import Plan, Rank, run_ranked
 
@@ -123,29 +121,3 @@ def test_parameters_that_do_not_lie_over_all_ranks_or_differ_between_them_are_na
         assert over_half is not None and of_another is not None
         assert "parameter stage.weight lies over ranks [0, 1], the site has ranks [0, 1, 2, 3]" in over_half
         assert "rank 1 of this site has w 2x3 torch.bfloat16 where rank 0 has w 2x3 torch.float32" in of_another
-
-
-def tied(rank: Rank) -> list[str]:
-    return [name for name, _ in trainable(rank.net.named_parameters(remove_duplicate=False))]
-
-
-def test_ties_outlive_sharding(tmp_path: Path) -> None:
-    for names in run_ranked(tmp_path, Plan("a", 2, "", "tied", tied))[0]:
-        assert names == ["embed.weight", "lora_a.weight", "lora_b.weight"]
-
-
-@pytest.fixture
-def alone(tmp_path: Path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
-def test_one_rank_alone_needs_no_shards(alone: dist.ProcessGroup) -> None:
-    params, local = values(torch.float32, 0), LocalParameters(values(torch.float32, 0))
-    ranked, fragment = RankedParameters(params, alone), plan(local)
-    assert ranked.fault() is None
-    read = ranked.gather(fragment)
-    assert read is not None and torch.equal(read, local.read(fragment))
-    assert torch.equal(ranked.scatter(fragment, read + 1), read + 1)  # type: ignore[arg-type]
-    assert torch.equal(params["rows"], values(torch.float32, 0)["rows"] + 1)

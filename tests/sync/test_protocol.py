@@ -15,7 +15,6 @@ from composer_prime.sync.protocol import (
     garbage_limit,
     is_due,
     is_odd_one_out,
-    is_stale,
     num_parts,
     reducer_rank,
     run_is_over,
@@ -27,28 +26,45 @@ from tests.sync.harness import make_terms
 TERMS = make_terms(quorum=2, grace_s=10.0)
 
 
-def view(verdicts, live, since_quorum_s=None, since_all_s=None, since_sound_s=None):
-    return RoundView(verdicts, frozenset(live), since_quorum_s, since_all_s, since_sound_s)
+def decide(verdicts, live, since_quorum_s=None, since_all_s=None, since_sound_s=None) -> RoundDecision:
+    view = RoundView(verdicts, frozenset(live), since_quorum_s, since_all_s, since_sound_s)
+    return decide_round(view, TERMS.quorum, TERMS.grace_s)
 
 
-def decide(seen: RoundView) -> RoundDecision:
-    return decide_round(seen, TERMS.quorum, TERMS.grace_s)
+BOTH, FEW, EMPTY = {"a": "valid", "b": "valid"}, {"a": "valid"}, {"a": "empty", "b": "empty"}
+BAD = {"a": "valid", "b": "invalid"}
 
 
 @pytest.mark.parametrize(
     ("verdicts", "live", "since_s", "take"),
     [
-        ({"a": "valid", "b": "valid", "c": "guest"}, "abc", 0.0, ("a", "b", "c")),
-        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", 0.0, None),  # one member, two must
-        ({"a": "valid", "b": "guest"}, "ab", 99.0, ()),  # void, after grace: everyone has offered
-        ({"a": "valid", "b": "guest"}, "abc", 99.0, ()),  # c can't hold it open for ever
-        ({"a": "empty", "b": "empty", "c": "guest"}, "abc", 0.0, None),  # not at once: c has something to merge
-        ({"a": "guest", "b": "guest"}, "ab", 99.0, ()),
+        (BOTH, "ab", (0.0, 0.0), ("a", "b")),  # every live site has a valid offer: at once
+        (BOTH, "a", (0.0, 0.0), ("a", "b")),  # also that of one that has died since
+        (BOTH, "abc", (10.0,), ("a", "b")),  # c is silent, and grace is over
+        (FEW, "a", (None, 1e9), None),  # never below the quorum while too few have offered
+        (FEW, "ab", (), None),
+        (BAD, "ab", (None, 9.0), None),  # of invalid offers nothing is merged, and only after grace
+        (BAD, "ab", (None, 10.0), ()),
+        (EMPTY, "ab", (None, 0.0), ()),  # nobody has anything: void at once
+        (EMPTY, "abc", (None, None, 10.0), ()),  # who never offers holds that up for a grace, and no longer
+        ({"a": "empty", "b": "invalid"}, "abc", (), None),  # no quorum of sound offers
+        ({"a": "valid", "b": "valid", "c": "guest"}, "abc", (0.0,) * 3, ("a", "b", "c")),  # a guest's is merged too
+        ({"a": "valid", "b": "guest", "c": "guest"}, "abc", (0.0,) * 3, None),  # one member, two must
+        ({"a": "valid", "b": "guest"}, "ab", (99.0,) * 3, ()),  # void, after grace: everyone has offered
+        ({"a": "valid", "b": "guest"}, "abc", (99.0,) * 3, ()),  # c can't hold it open for ever
+        ({"a": "empty", "b": "empty", "c": "guest"}, "abc", (0.0,) * 3, None),  # c has something to merge
+        ({"a": "guest", "b": "guest"}, "ab", (99.0,) * 3, ()),
     ],
 )
-def test_guests_offers_are_merged_and_never_make_a_round_enough(verdicts, live, since_s, take):
-    decision = decide(RoundView(verdicts, frozenset(live), since_s, since_s, since_s))
+def test_a_round_closes_on_what_the_quorum_offers_or_void_once_it_has_waited(verdicts, live, since_s, take):
+    decision = decide(verdicts, live, *since_s)
     assert (decision.take if decision.close else None) == take
+
+
+@pytest.mark.parametrize(("verdicts", "since_s"), [(BOTH, (4.0,)), (EMPTY, (None, None, 4.0))])
+def test_a_round_that_waits_for_a_live_site_says_for_how_long(verdicts, since_s):
+    decision = decide(verdicts, "abc", *since_s)
+    assert not decision.close and decision.wait_s == 6.0
 
 
 @pytest.mark.parametrize(
@@ -65,47 +81,6 @@ def test_training_ends_before_the_closing_round_and_the_run_after_it():
     assert run_is_over((4, 4), terms)
 
 
-def test_round_closes_at_once_when_every_live_site_has_a_valid_offer():
-    assert decide(view({"a": "valid", "b": "valid"}, "ab", 0.0, 0.0)).take == ("a", "b")
-
-
-def test_an_offer_of_a_site_that_has_died_since_is_still_taken():
-    assert decide(view({"a": "valid", "b": "valid"}, "a", 0.0, 0.0)).take == ("a", "b")
-
-
-def test_round_waits_for_a_live_site_until_grace_is_over():
-    verdicts = {"a": "valid", "b": "valid"}
-    waiting = decide(view(verdicts, "abc", 4.0))
-    assert not waiting.close and waiting.wait_s == 6.0
-    assert decide(view(verdicts, "abc", 10.0)).take == ("a", "b")
-
-
-def test_round_never_closes_below_quorum_while_too_few_have_offered():
-    assert not decide(view({"a": "valid"}, "a", None, 1e9)).close
-    assert not decide(view({"a": "valid"}, "ab", None, None)).close
-
-
-def test_round_of_invalid_offers_merges_nothing_but_only_after_grace():
-    verdicts = {"a": "valid", "b": "invalid"}
-    assert not decide(view(verdicts, "ab", None, 9.0)).close
-    decision = decide(view(verdicts, "ab", None, 10.0))
-    assert decision.close and decision.take == ()
-
-
-def test_round_in_which_nobody_has_anything_closes_void_at_once():
-    decision = decide(view({"a": "empty", "b": "empty"}, "ab", None, 0.0))
-    assert decision.close and decision.take == ()
-
-
-def test_a_live_site_that_never_offers_holds_up_a_round_without_work_for_a_grace_and_no_longer():
-    verdicts = {"a": "empty", "b": "empty"}
-    waiting = decide(view(verdicts, "abc", None, None, 4.0))
-    assert not waiting.close and waiting.wait_s == 6.0
-    decision = decide(view(verdicts, "abc", None, None, 10.0))
-    assert decision.close and decision.take == ()
-    assert not decide(view({"a": "empty", "b": "invalid"}, "abc", None, None, None)).close, "no quorum of sound offers"
-
-
 @settings(max_examples=300, derandomize=True)
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["valid", "empty", "invalid"])),
@@ -116,7 +91,7 @@ def test_a_live_site_that_never_offers_holds_up_a_round_without_work_for_a_grace
 def test_a_decision_takes_only_valid_offers_and_never_fewer_than_the_quorum(
     verdicts, live, since_quorum_s, since_all_s
 ):
-    decision = decide(RoundView(verdicts, live, since_quorum_s, since_all_s))
+    decision = decide(verdicts, live, since_quorum_s, since_all_s)
     assert all(verdicts[site] == "valid" for site in decision.take)
     assert decision.take == () or len(decision.take) >= TERMS.quorum
     assert decision.close or decision.take == ()
@@ -145,12 +120,6 @@ def test_grace_is_as_long_as_rounds_take_within_the_runs_limit():
     assert adaptive_grace([1e3] * 3, terms) == 30.0
     assert takeover_s(20.0) == 5.0 and takeover_s(0.1) == GRACE_FLOOR_S
     assert adaptive_grace([100.0] * 9 + [2.0] * 8, terms) == 2.0, "old rounds count for nothing"
-
-
-@pytest.mark.parametrize("most", [1, 4])
-def test_work_is_stale_once_it_missed_more_rounds_than_it_may(most):
-    terms = make_terms(max_stale_rounds=most)
-    assert [is_stale(missed, terms) for missed in (0, most, most + 1)] == [False, False, True]
 
 
 def test_a_round_is_cut_into_parts_only_when_many_offer_and_the_codec_can_be_cut():

@@ -241,17 +241,6 @@ def test_trained_is_merged_plus_dropped_plus_carried_after_any_history(events):
     assert min(ledger.merged, ledger.dropped, ledger.pending, ledger.captured) >= 0
 
 
-def test_work_that_missed_a_round_is_offered_again_with_what_came_since():
-    ledger = FragmentLedger()
-    ledger.train(5)
-    assert ledger.capture() == (5, 1)
-    ledger.train(7)
-    ledger.miss_round()
-    ledger.release_capture()
-    assert ledger.capture() == (12, 2)
-    assert ledger.settle_taken() == 12 and ledger.merged == 12 and ledger.missed_rounds == 0
-
-
 @settings(max_examples=200, derandomize=True)
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_a_book_restored_from_the_bucket_counts_what_is_in_neither_as_dropped(merged, carried, lost):

@@ -85,17 +85,6 @@ def test_an_offer_of_a_process_that_was_replaced_holds_no_round_up(store, clock)
     assert settled is not None and settled.outcome in ("missed", "void"), "a keeps its work, for the next round"
 
 
-def test_an_understated_norm_is_found_when_the_payload_is_decoded(store, clock):
-    a, b = (HandSite(store, make_terms(grace_s=1.0, aggregate="clipped"), name, clock) for name in "ab")
-    record = b.offer(0, 1000.0)
-    false = record.model_copy(update={"norms": (record.norms[0] / 1000,) * len(record.norms)})
-    store.put(keys.offer(0, 0, "b"), false.to_bytes())
-    a.hand_over(0, 1.0)
-    closing(clock, a, passes=8)
-    commit = commit_of(store)
-    assert [entry.site for entry in commit.taken] == ["a"] and "norm" in commit.refused[0].why
-
-
 def test_clipped_offers_of_a_thousand_times_the_norm_move_a_master_no_more_than_honest_ones(store, clock):
     terms = make_terms(aggregate="clipped", clip=1.0, weighting="equal")
     a, b, c = (HandSite(store, terms, name, clock) for name in "abc")

@@ -71,15 +71,6 @@ def test_a_bad_line_is_named_with_its_field(tmp_path: Path, change: dict[str, An
     assert f"{path}, line 2, is no decision ({told}: " in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_file_of_the_old_form_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text('{"kind": "score", "session": "s", "turn": 0, "state": "x", "score": 1.0}\n')
-    with pytest.raises(
-        BadInput, match=r"line 1, is no decision \(.*make the file again with `composer-prime replay pairs`"
-    ):
-        list(read_decisions(path))
-
-
 def test_a_truncated_an_empty_and_a_missing_file_are_one_line_each(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     with pytest.raises(BadInput, match=r"pairs.jsonl can't be read: .*: make it with `composer-prime replay pairs`"):

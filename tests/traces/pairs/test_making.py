@@ -138,14 +138,6 @@ def test_what_nothing_can_come_of_is_refused_and_writes_nothing(
     assert told in str(refused.value) and list(tmp_path.iterdir()) == []
 
 
-def test_empty_answers_and_those_of_other_states_are_no_votes_and_are_counted() -> None:
-    one, elsewhere = state("what now?", says("x")), state("elsewhere", says("x"))
-    said = [answer(one, "a", "left"), answer(one, "b", " \n"), answer(elsewhere, "a", "left")]
-    report = make_pairs(Listed([one, one]), said, Rules())
-    assert report.teachers["a"].num_votes == 2 and "b" not in report.teachers
-    assert (report.num_states, report.num_empty, report.num_elsewhere) == (2, 1, 1)
-
-
 def test_two_answers_of_one_teacher_at_a_state_are_refused_and_the_same_one_twice_is_one() -> None:
     one = state("what now?", says("x"))
     twice = [answer(one, "a", "left"), answer(one, "a", "left")]
