@@ -82,11 +82,14 @@ def export(
     pairs: Annotated[Path | None, typer.Option(metavar="PAIRS", help="What `replay pairs` wrote of the store.")] = None,
 ) -> None:
     """Write a store's sessions as files, or what teachers agree on there as a dataset."""
+    from composer_prime.traces.ingest.export import KINDS
     from composer_prime.traces.ingest.export import export as write
     from composer_prime.traces.ingest.store import TraceStore
     from composer_prime.traces.pairs import datasets
     from composer_prime.traces.pairs.lessons import read_lessons
 
+    if kind not in (*KINDS, *datasets.KINDS):
+        raise BadInput(f"traces can't be exported as {kind!r}: give {OF_SESSIONS}, or with --pairs {OF_PAIRS}")
     if (pairs is None) is (kind in datasets.KINDS):
         raise BadInput(f"--pairs is for {OF_PAIRS}, and --as is {kind}: give both, or neither")
     if pairs is None:

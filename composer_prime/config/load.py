@@ -54,7 +54,12 @@ def read_data(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
 
 def recipe_from_data(data: dict[str, Any]) -> Recipe:
     """The recipe a nested dict spells, checked strictly: text isn't a number, and true isn't 1. Raises ConfigError."""
-    return _checked(Recipe, data)
+    recipe = _checked(Recipe, data)
+    if recipe.site.backend != "embedded":
+        raise ConfigError(
+            f'site.backend ("{recipe.site.backend}") must be "embedded" here: read the recipe by load_any'
+        )
+    return recipe
 
 
 def any_from_data(data: dict[str, Any]) -> Recipe | PrimeRecipe:

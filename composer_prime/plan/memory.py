@@ -26,7 +26,7 @@ SPARING = ("trainer.model.lora", "trainer.model.fsdp_cpu_offload")
 """PRIME-RL's settings with which a site needs less, by an amount that isn't known."""
 DEFAULT_BATCH, GPUS_PER_NODE = 128, 8
 """PRIME-RL's."""
-ROLLOUTS, TOKENS = "batch_size", "token_batch_size"
+ROLLOUTS, TOKENS = "orchestrator.batch_size", "orchestrator.token_batch_size"
 SPLITS = ("trainer.model.cp", "trainer.model.ep", "trainer.dp_replicate")
 """Each must divide the number of GPUs that train."""
 
@@ -108,53 +108,53 @@ def share_gpus(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[Pr
         return recipe, ["GPUs: SLURM places them, as the recipe says"]
     if recipe.upstream_value("deployment.type") == "multi_node":
         raise MachineUnfit(
-            "the recipe's deployment.type is multi_node, and this is one machine: ask the run's owner for a recipe "
-            "with single_node"
+            "the recipe's deployment.type is multi_node, and this is one machine: ask for a recipe with single_node"
         )
-    wanted, found = recipe.layout, _layout(recipe, numel, gpus)
+    wanted, (found, share), before = recipe.layout, _layout(recipe, numel, gpus), batch_size(recipe)
     reasons = [f"GPUs: {found.train} to train, {found.infer} to generate, of {len(gpus)} here"]
     if found != wanted:
         reasons[0] += f" (the recipe's {wanted.train} and {wanted.infer} don't fit)"
         per_node = max(found.total, recipe.upstream_value("deployment.gpus_per_node", GPUS_PER_NODE))
-        infer = {"num_infer_gpus": found.infer} if found.infer else {}
-        recipe = _with(recipe, "deployment", num_train_gpus=found.train, gpus_per_node=per_node, **infer)
-    share = min(1.0, found.train / wanted.train, found.infer / wanted.infer if wanted.infer else 1.0)
-    before, is_tokens = batch_size(recipe), recipe.upstream_value(f"orchestrator.{TOKENS}") is not None
-    unit, least = 1, recipe.upstream_value("seq_len", 1)  # of tokens: a sequence
-    if not is_tokens:
-        unit = recipe.upstream_value("orchestrator.group_size", 1)
+        recipe = _with(recipe, "deployment", num_train_gpus=found.train, gpus_per_node=per_node)
+        recipe = _with(recipe, "deployment", num_infer_gpus=found.infer) if found.infer else recipe
+    key, unit, least = TOKENS, 1, recipe.upstream_value("seq_len", 1)  # a sequence
+    if recipe.upstream_value(TOKENS) is None:
+        key, unit = ROLLOUTS, recipe.upstream_value("orchestrator.group_size", 1)
         least = math.ceil(found.train / unit) * unit  # whole groups, and a rollout for each GPU that trains
     size = min(before, max(least, int(before * share) // unit * unit))
-    if size < before:
-        key = TOKENS if is_tokens else ROLLOUTS
-        reasons.append(f"{key} {size}, not {before}: {share:.0%} of the recipe's GPUs, so that a step takes as long")
-        recipe = _with(recipe, "orchestrator", **{key: size})
+    if share < 1 and size < before:
+        reasons.append(f"{key} {size}, not {before}: {share:.0%} of the recipe's GPUs, so a step takes about as long")
+        recipe = _with(recipe, "orchestrator", **{key.partition(".")[2]: size})
     return recipe, reasons
 
 
 def batch_size(recipe: PrimeRecipe) -> int:
     """Rollouts of a step, or its tokens where the recipe counts those."""
-    counted = (recipe.upstream_value(f"orchestrator.{name}") for name in (TOKENS, ROLLOUTS))
-    return next(filter(None, counted), DEFAULT_BATCH)
+    return next(filter(None, map(recipe.upstream_value, (TOKENS, ROLLOUTS))), DEFAULT_BATCH)
 
 
-def _layout(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> Layout:
-    """The recipe's shares of as few GPUs as hold the model, and of no more than there are. Raises MachineUnfit."""
+def _layout(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[Layout, float]:
+    """No slower than the recipe's by as few GPUs as will do, else by as many; and the share of the recipe's in the role
+    that is worse off, 1 at most. Raises MachineUnfit."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
     wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
-    train_bytes, server_bytes = trainer_bytes(recipe, numel), SERVER_BYTES * numel / tensor if wanted.infer else 0
     memory = math.inf if spared_by(recipe) else min(gpus)
-    for total in range(min(wanted.total, len(gpus)), len(gpus) + 1):
-        infer = max(1, total * wanted.infer // wanted.total // tensor) * tensor if wanted.infer else 0
-        train = (total - infer) // unit * unit
-        if train > 0 and train_bytes <= train * memory and server_bytes <= memory:
-            return Layout(train, infer)
-    raise MachineUnfit(
-        f"this machine has {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} with {min(gpus) / GIB:.1f} GiB each at the "
-        f"least, and a model of {numel:,} parameters needs {unit} or more to train, with {train_bytes / GIB:.1f} GiB "
-        f"together, and {tensor if wanted.infer else 0} to generate, with {server_bytes / GIB:.1f} each: join from a "
-        "larger machine"
-    )
+    least = max(unit, math.ceil(trainer_bytes(recipe, numel) / memory / unit) * unit)
+    infers = range(tensor, len(gpus) + 1, tensor) if wanted.infer else (0,)
+    found = [Layout(n, m) for n in range(least, len(gpus) + 1, unit) for m in infers if n + m <= len(gpus)]
+    server_bytes = SERVER_BYTES * numel / tensor if wanted.infer else 0
+    if not found or server_bytes > memory:
+        raise MachineUnfit(
+            f"this machine has {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} with {min(gpus) / GIB:.1f} GiB each, and "
+            f"{numel:,} parameters need {least} to train and {tensor if wanted.infer else 0} to generate, those with "
+            f"{server_bytes / GIB:.1f} GiB each: join from a larger machine"
+        )
+
+    def merit(one: Layout) -> tuple[float, int, int]:
+        share = min(1.0, one.train / wanted.train, one.infer / wanted.infer if wanted.infer else 1.0)
+        return share, one.total if share < 1 else -one.total, one.infer
+
+    return max(found, key=merit), max(map(merit, found))[0]
 
 
 def _with(recipe: PrimeRecipe, table: str, **values: int) -> PrimeRecipe:

@@ -1,4 +1,4 @@
-"""What a recipe knows about itself, and that it can't be changed."""
+"""What a recipe knows about itself."""
 
 import tomllib
 from pathlib import Path
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from composer_prime.config import RunPaths, models_cache, run_uri, store_uri
 from composer_prime.config.toml import to_toml
+from composer_prime.errors import ConfigError
 from tests.config.recipes import recipe
 
 OUTER = {"inner_steps": 8, "fragments": 2}
@@ -17,6 +18,11 @@ OUTER = {"inner_steps": 8, "fragments": 2}
 def test_rounds_are_whole_outer_steps() -> None:
     assert recipe(outer=OUTER, max_steps=47).rounds == 5
     assert recipe(max_steps=47).rounds == 0
+
+
+def test_a_recipe_that_prime_rl_trains_is_not_taken_for_an_embedded_one() -> None:
+    with pytest.raises(ConfigError, match=r'site\.backend \("prime-rl"\) must be "embedded" here: .* load_any'):
+        recipe(site={"backend": "prime-rl"})
 
 
 def test_one_site_bears_its_own_name_and_several_bear_letters() -> None:

@@ -122,7 +122,7 @@ def check_distill(table: object) -> "DistillConfig":
     return config
 
 
-def check_hints(table: object, top_k: int) -> None:
+def check_hints(table: object, top_k: int, source: str) -> None:
     """Raise ConfigError where a source's `env.hints` has a fault, as the source itself would say too late."""
     from pydantic import ValidationError
 
@@ -132,9 +132,12 @@ def check_hints(table: object, top_k: int) -> None:
     try:
         HintsConfig.model_validate(table).check_stamped(top_k)
     except ValidationError as error:
-        raise ConfigError(f"env.hints can't be used: {describe(HintsConfig, error)}") from error
+        fault = f"env.hints can't be used: {describe(HintsConfig, error)}"
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        fault = str(error)
+    else:
+        return
+    raise ConfigError(f"orchestrator.train.source {source}: {fault}")
 
 
 def _places(

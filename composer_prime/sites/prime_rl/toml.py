@@ -173,7 +173,7 @@ def _distil(data: Data) -> None:
                 f"({top_k}), which all sources and the trainer share: drop it, and set that"
             )
         if (hints := source["env"].get("hints")) is not None:
-            settings.check_hints(hints, top_k)
+            settings.check_hints(hints, top_k, str(source.get("name")))
         size = {"rollouts": data["max_steps"] * batch, "batch": batch}
         source["env"] = size | source["env"] | ({"top_k": top_k} if top_k else {})
     if config is None or not top_k:

@@ -95,7 +95,10 @@ def test_a_recipe_for_one_number_a_token_gets_the_runs_size_alone() -> None:
             asking(source("a", teachers=[BIG]), source("b", teachers=[BIG], hints=SERVED), distill={}),
             r"source a stamps 1 stream and b 2, which PRIME-RL can't pack into one batch: give both",
         ),
-        (asking(source("a", hints=SERVED)), r"env\.hints needs \[trainer\.distill\] with top_k of at least 1"),
+        (
+            asking(source("a", hints=SERVED)),
+            r"source a: env\.hints needs \[trainer\.distill\] with top_k of at least 1",
+        ),
         (asking(source("a", hints={}), distill={}), r"env\.hints\.base_url must be given"),
         (
             asking(source("a", hints={"teachr": "ema"}), distill={}),
