@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.filesize import decimal
 from rich.table import Table
 
 from composer_prime.config.paths import RunPaths, SitePaths
@@ -28,6 +27,7 @@ from composer_prime.metrics import (
 from composer_prime.sites.embedded.progress import SiteProgress, mean, show
 from composer_prime.sites.embedded.result import SiteResult, write_whole
 from composer_prime.sites.embedded.supervisor import WALL_ROLE
+from composer_prime.visible import size
 
 EDGE_STEPS = 3
 """Steps at each end of a run that its first and last reward are the mean of."""
@@ -155,7 +155,7 @@ def draw_summary(summary: Mapping[str, Any]) -> Table:
             *(show(site.get(f"tool_errors_{edge}"), ".3f") for edge in ("first", "last") if has_tools),
             f"{site['tokens']:,}",
             str(site["outer_rounds"]),
-            *("-" if site[count] is None else decimal(site[count]) for count in ("bytes_up", "bytes_down")),
+            *("-" if site[count] is None else size(site[count]) for count in ("bytes_up", "bytes_down")),
             f"{show(100 * stall, '.1f')} %",
             f"{site['wall_s']:.0f} s",
             " ".join(f"{key}:{_named(master)}" for key, master in site["master_sha256"].items()) or "-",
