@@ -18,7 +18,7 @@ EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["
 
 def commands() -> dict[str, list[str]]:
     """What each `pip install` and `pip wheel` names, options too, by file and command."""
-    files: set[Path] = {path for pattern in PAGES for path in REPOSITORY.glob(pattern)}
+    files: set[Path] = {path for pattern in PAGES for path in REPOSITORY.glob(pattern) if path.suffix != ".pyc"}
     texts = {file: file.read_text().replace("\\\n", " ") for file in files}
     found = {f"{file}: {each[0]}": each[1] for file, text in texts.items() for each in COMMAND.finditer(text)}
     return {where: [word.strip("'\":,()") for word in rest.split()] for where, rest in found.items()}

@@ -44,9 +44,7 @@ def open_jobs(executor: Executor, run: str) -> list[JobState]:
     return [state for state in states if state is not JobState.CANCELLED]
 
 
-def test_of_racing_processes_all_get_the_same_job(
-    platform: LoopbackPlatform, executor: Executor, stage: Stage
-) -> None:
+def test_of_racing_processes_all_get_the_same_job(platform: LoopbackPlatform, executor: Executor, stage: Stage) -> None:
     arguments = (stage.run, str(stage.folder), PREAMBLE + STARTS)
     with ExitStack() as stack:
         racers = [

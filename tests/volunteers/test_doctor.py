@@ -136,7 +136,7 @@ SMALL = Torch("2.13", "vector", (Gpu("card", 2**10), Gpu("card", 2**10)))
     ("torch", "name", "said"),
     [
         (Torch("2.13", "vector"), "gpu memory", "at least 0.0 GiB needed, and torch sees no GPU here"),
-        (SMALL, "gpus", f"this machine's 2 GPUs have 0.0 GiB each at the least, and a model of {NUMEL:,} parameters"),
+        (SMALL, "gpus", f"this machine has 2 GPUs with 0.0 GiB each, and {NUMEL:,} parameters need"),
     ],
     ids=["no GPU", "too small"],
 )
