@@ -33,8 +33,8 @@ sites: agreement average chat_templates clean device inference_contract inferenc
 sites: inference_vllm local_run local_run_teachers model monitors orchestrator preflight processes rollouts
 sites: spared_weights start supervisor template_renderer waits weights whole_folder whole_weights
 sites/tools
-store: hf_store lying_servers s3_store transfers
-sync: ranks
+store: file_store hf_store lying_servers s3_store transfers
+sync: parameters ranks
 teachers: pool vllm_teacher
 traces/ask: asking batch ceiling database forecast killed lost settings
 traces: asking_storm serve
@@ -83,7 +83,7 @@ FIXTURES = frozenset(
     ["seaweed", "moto", "gcs", "rclone", "faulty", "cued", "scripted", "gateway", "platform", "late", "hub"]
 )
 """Fixtures that start processes or servers."""
-KINDS = {"seaweed", "moto", "gs", "az", "rclone"}
+KINDS = {"seaweed", "moto", "gs", "az", "rclone", "gateway memory", "gateway file"}
 """Parameters that make `store_uri` start a server."""
 MARKS = ("real", "slow", "s3")
 ALWAYS = """
