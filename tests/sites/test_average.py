@@ -103,7 +103,7 @@ class Joined(FakeOuter):
 
 def test_who_joins_a_run_begins_the_average_at_its_masters(tmp_path: Path) -> None:
     settings = letters_site(tmp_path, seq_len=32, hints={"teacher": "ema"}, outer={"inner_steps": 8})
-    trainer = Trainer(settings, random_policy(), Joined())
+    trainer = Trainer(settings, random_policy(), Joined())  # pyright: ignore[reportArgumentType]
     try:
         trainer.start()
     finally:

@@ -355,7 +355,7 @@ def test_the_outer_loop_decides_the_end_and_moves_the_weights_before_they_are_pu
 
 def test_weights_that_a_run_brought_are_published_before_the_first_step(tmp_path):
     settings = settle(tmp_path, outer=True)
-    trainer = Trainer(settings, random_policy(), FakeOuter())
+    trainer = Trainer(settings, random_policy(), FakeOuter())  # pyright: ignore[reportArgumentType]
     trainer.start()
     trainer.close()
     assert numbered_steps(settings.paths.broadcasts) == [0]
