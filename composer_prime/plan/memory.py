@@ -134,8 +134,8 @@ def batch_size(recipe: PrimeRecipe) -> int:
 
 
 def _layout(recipe: PrimeRecipe, numel: int, gpus: Sequence[int]) -> tuple[Layout, float]:
-    """No slower than the recipe's by as few GPUs as will do, else by as many; and the share of the recipe's in the role
-    that is worse off, 1 at most. Raises MachineUnfit."""
+    """The layout that is no slower with the fewest GPUs, else the one with the most. Beside it stands its share of the
+    recipe's GPUs in the role that is worse off, 1 at most. Raises MachineUnfit."""
     unit = math.lcm(*(value for name in SPLITS if isinstance(value := recipe.upstream_value(name, 1), int)))
     wanted, tensor = recipe.layout, recipe.upstream_value("inference.vllm.tensor_parallel_size", 1)
     memory = math.inf if spared_by(recipe) else min(gpus)
